@@ -71,6 +71,13 @@ def _retention(name: str, label: str, help_text: str) -> PreferenceSpec:
     return PreferenceSpec(name, "retention", label, help_text, *days, *names, unit="days")
 
 
+def _alert(
+    name: str, label: str, help_text: str, fallback: int, bounds: tuple[int, int], unit: str
+) -> PreferenceSpec:
+    name = f"alert_{name}"
+    return PreferenceSpec(name, "alerts", label, help_text, *bounds, fallback=fallback, unit=unit)
+
+
 PREFERENCES = {
     spec.name: spec
     for spec in (
@@ -156,6 +163,38 @@ PREFERENCES = {
             "Retention of ended sessions",
             "Counted from the end of the session. Older sessions are deleted permanently with "
             "their timelines and calls. The audit log is never deleted.",
+        ),
+        _alert(
+            "failing_seconds",
+            "Server failing",
+            "Alert when a server has failed for this long.",
+            60,
+            (0, 86_400),
+            "seconds",
+        ),
+        _alert(
+            "error_percent",
+            "Error rate",
+            "Alert when a larger share of the calls of 15 minutes failed.",
+            25,
+            (1, 100),
+            "%",
+        ),
+        _alert(
+            "error_calls",
+            "Error rate: minimum calls",
+            "With fewer calls in 15 minutes the error rate is not judged.",
+            20,
+            (1, 1_000_000),
+            "calls",
+        ),
+        _alert(
+            "key_days",
+            "Key expiring",
+            "Alert when a key that is in use expires within this time.",
+            7,
+            (1, 365),
+            "days",
         ),
     )
 }

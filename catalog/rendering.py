@@ -4,26 +4,47 @@ Sessions and previews call these functions; the same groups render to the same b
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from toolcrib.lib.json_codec import canonical
 from toolcrib.lib.text import is_hidden
 from toolcrib.lib.token_counter import count
 
-NAMES_IF_SHORTENED = 5
+NAMES_IF_SHORTENED = 5  # at least; more where the budget has room
+# Of a group that omits this many names, the rest is counted by the first word of the names.
+MIN_COUNTED_BY_WORD, MAX_WORDS = 20, 40
+FIRST_WORD = re.compile(r"[a-z0-9]+|[A-Z]+[a-z0-9]*|.")
+MAX_FITS = 10
 MAX_DESCRIPTION_LENGTH = 160
+SUMMARY_LENGTHS = (150, 110, 80, 55, 35, 20)  # characters of a hit's sentence, tried in order
+NEXT_STEP = "Call a tool at once, or read its schema with load_tools or get_tool_details."
 SPACES = re.compile(r"\s+")
 
 DISPATCH_HEADER = (
     "Most of your tools are not listed in full. Find one with search_tools, or load a group "
-    "below with load_tools to read its schemas; then run a tool with deferred_tool_call. "
+    "below with load_tools to read its schemas; then run a tool with call_read_only_tool if it "
+    "only reads, else with deferred_tool_call. "
     "If you know the arguments you may call at once: a mistake comes back with the schema."
 )
 INJECT_HEADER = (
     "More tools can be added to yours. Find one with search_tools, or load a group below, whole "
     "or by names, with load_tools; then call it like any other tool."
+)
+
+# The gaps are those that models run into; docs/scripts.md lists all.
+SCRIPT_DESCRIPTION = (
+    "Run a Python script that calls many tools, of which only what it prints and its last "
+    "expression come back. The tool github__create_issue is `await github.create_issue(title=…)`: "
+    "arguments by name; its value is the structured content, else the text. At the same time: "
+    "`await asyncio.gather(…)`. A tool's error raises RuntimeError, a refused call "
+    "PermissionError, a late one TimeoutError. Types are checked first. No network, files or "
+    "environment. Missing in this Python: yield, inheritance (no own exceptions), del, property, "
+    "async with, create_task, gather(return_exceptions), io, statistics, string, urllib. At most "
+    "60 seconds and 50 calls. If the status is running or held, ask check_call with the run_id."
 )
 
 
@@ -47,6 +68,16 @@ class GroupLine:
         )
         return prefix if shared else ""
 
+    @cached_property
+    def first_words(self) -> list[str]:
+        """The first word of each name: `create` of `github__create_issue`."""
+        found = (FIRST_WORD.match(name, len(self.prefix)) for name in self.names)
+        return [match[0] if match else "" for match in found]
+
+    @cached_property
+    def word_counts(self) -> Counter[str]:
+        return Counter(self.first_words)
+
 
 @dataclass(frozen=True)
 class Catalog:
@@ -65,9 +96,11 @@ class _Draft:
     name_count: int  # names rendered
     described: bool = True
     included: bool = True
+    word_count: int = 0  # first words of other names rendered
+    has_prefix: bool = True  # printed once; otherwise names are printed in full
 
     def render(self) -> str:
-        prefix = self.line.prefix
+        prefix = self.line.prefix if self.has_prefix else ""
         total = len(self.line.names)
         noun = f"{'remaining ' if self.line.remaining else ''}tool{'' if total == 1 else 's'}"
         label = one_line(self.line.display_name)
@@ -80,22 +113,60 @@ class _Draft:
         if self.name_count:
             names = [name[len(prefix) :] for name in self.line.names[: self.name_count]]
             more = total - self.name_count
-            text += f"  {', '.join(names)}{f', … {more} more' if more else ''}\n"
+            text += f"  {', '.join(names)}{f', … {more} more' if more else ''}"
+            text += f"{self._render_words(prefix)}\n"
         return text
+
+    def _render_words(self, prefix: str) -> str:
+        """Return the most frequent first words of the other names, with their numbers."""
+        if not self.word_count:
+            return ""
+        counts = self.line.word_counts - Counter(self.line.first_words[: self.name_count])
+        ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        shown = [(word, number) for word, number in ranked[: self.word_count] if number > 1]
+        if len(ranked) < 2 or not shown:  # it would say nothing
+            return ""
+        full = self.line.prefix.removeprefix(prefix)
+        listed = ", ".join(f"{full}{word}* ({number})" for word, number in shown)
+        return f": {listed}{', …' if len(shown) < len(ranked) else ''}"
 
 
 def catalog(groups: Sequence[GroupLine], *, header: str, budget: int) -> Catalog:
     """Render all names if the budget allows, otherwise shorten the largest groups first."""
-    drafts = [_Draft(group, len(group.names)) for group in groups if group.names]
-    if not drafts:
+    groups = [group for group in groups if group.names]
+    if not groups:
         return Catalog("", 0, None)
     head = header.rstrip() + "\n\n"
-    _fit(drafts, budget - count(head))
-    text = head + "".join(draft.render() for draft in drafts if draft.included)
-    dropped = sum(not draft.included for draft in drafts)
-    if dropped:
-        text += f"- … {dropped} more groups: use search_tools\n"
-    return Catalog(text, count(text), _left_out(drafts))
+    free = budget - count(head)
+    in_full = _groups_with_clashes(groups)
+    for _ in range(MAX_FITS):
+        drafts = [
+            _Draft(group, len(group.names), has_prefix=group.group_id not in in_full)
+            for group in groups
+        ]
+        _fit(drafts, free)
+        text = head + "".join(draft.render() for draft in drafts if draft.included)
+        dropped = sum(not draft.included for draft in drafts)
+        if dropped:
+            text += f"- … {dropped} more groups: use search_tools\n"
+        tokens = count(text)
+        if tokens <= budget or dropped == len(drafts):
+            break
+        free -= tokens - budget  # of the line above, and of tokens that span lines
+    return Catalog(text, tokens, _left_out(drafts))
+
+
+def _groups_with_clashes(groups: Sequence[GroupLine]) -> set[str]:
+    """Return the groups in which a name without its prefix is the full name of another tool.
+
+    A call by such a name runs that other tool, so their names are printed in full.
+    """
+    full = {name for group in groups if not group.prefix for name in group.names}
+    return {
+        group.group_id
+        for group in groups
+        if group.prefix and any(name[len(group.prefix) :] in full for name in group.names)
+    }
 
 
 def group_lines(groups: Sequence[GroupLine], max_bytes: int) -> str:
@@ -110,6 +181,17 @@ def group_lines(groups: Sequence[GroupLine], max_bytes: int) -> str:
         free -= sizes[included]
         included += 1
     return "".join(lines[:included]) + more.format(len(lines) - included)
+
+
+def group_names(groups: Sequence[GroupLine], max_bytes: int) -> str:
+    """Render the ids of the groups in one line, within `max_bytes`, then the number omitted."""
+    names = [group.group_id for group in groups if group.names]
+    for included in range(len(names), -1, -1):
+        more = len(names) - included
+        text = ", ".join([*names[:included], *([f"… {more} more"] if more else [])])
+        if len(text.encode()) <= max_bytes:
+            return text
+    return ""
 
 
 def _fit(drafts: list[_Draft], budget: int) -> None:
@@ -139,11 +221,52 @@ def _fit(drafts: list[_Draft], budget: int) -> None:
             costs = [measure(draft) for draft in drafts]
             total = sum(costs)
         if total <= budget:
-            return
+            break
         drafts[i] = replace(drafts[i], **change)
         cost = measure(drafts[i])
         total += cost - costs[i]
         costs[i] = cost
+    _fill(drafts, largest_first, budget - sum(map(_cost, drafts)))
+
+
+def _fill(drafts: list[_Draft], order: Sequence[int], free: int) -> None:
+    """Give shortened groups more of their names, the smallest first, while they fit."""
+    for i in reversed(order):
+        draft = drafts[i]
+        total = len(draft.line.names)
+        if not draft.name_count or draft.name_count == total or free <= 0:
+            continue
+        filled = _fill_names(draft, free)
+        if total - filled.name_count >= MIN_COUNTED_BY_WORD:
+            filled = _fill_names(_fill_words(draft, free // 2), free, since=draft)
+        drafts[i] = filled
+        free -= _cost(filled) - _cost(draft)
+
+
+def _fill_names(draft: _Draft, free: int, since: _Draft | None = None) -> _Draft:
+    """Return the draft with as many names as fit into `free` tokens more than `since` has."""
+    # A name and its comma are at least half a token.
+    most = min(len(draft.line.names) - 1, draft.name_count + 2 * free)
+    return _largest(draft, "name_count", most, free + _cost(since or draft))
+
+
+def _fill_words(draft: _Draft, free: int) -> _Draft:
+    most = min(MAX_WORDS, len(draft.line.word_counts))
+    return _largest(draft, "word_count", most, free + _cost(draft))
+
+
+def _largest(draft: _Draft, field: str, most: int, budget: int) -> _Draft:
+    """Return the draft with the largest value of a field, up to `most`, that fits the budget."""
+    low, high = getattr(draft, field), most
+    while low < high:
+        middle = (low + high + 1) // 2
+        changes: dict[str, Any] = {field: middle}
+        if _cost(replace(draft, **changes)) <= budget:
+            low = middle
+        else:
+            high = middle - 1
+    changes = {field: low}
+    return replace(draft, **changes)
 
 
 def _cost(draft: _Draft) -> int:
@@ -189,13 +312,44 @@ def summary(text: str, max_length: int = 150) -> str:
     return sentence[: max_length - 1].rstrip() + "…"
 
 
+def shorten_search_response(response: dict[str, Any], max_tokens: int) -> None:
+    """Shorten the sentences of a search response, then drop the last names, until it fits."""
+    tools, more = response["tools"], response.get("more", [])
+    sentences = [tool.get("description", "") for tool in tools]
+    for length in SUMMARY_LENGTHS:
+        if length < SUMMARY_LENGTHS[0]:
+            for tool, sentence in zip(tools, sentences, strict=True):
+                if sentence:
+                    tool["description"] = summary(sentence, length)
+        if count(canonical(response)) <= max_tokens:
+            return
+    while more and count(canonical(response)) > max_tokens:
+        del more[-1]
+
+
 def tool_object(
-    name: str, description: str, schema: object, *, source: str, server: str = ""
+    name: str,
+    description: str,
+    schema: object,
+    *,
+    source: str,
+    server: str = "",
+    examples: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return a tool in the format of loads, the tools array and tool details."""
     tool: dict[str, Any] = {"name": name, "description": description, "parameters": schema}
     tool["source"] = source
+    if examples:
+        tool["input_examples"] = list(examples)
     return tool | {"mcpServer": server} if server else tool
+
+
+def described_with_examples(tool: Mapping[str, Any]) -> str:
+    """Return a tool's description with its examples, for formats without a field for them."""
+    description: str = tool["description"]
+    if not (examples := tool.get("input_examples")):
+        return description
+    return f"{description}\n\nExamples of arguments:\n{chr(10).join(map(canonical, examples))}"
 
 
 def _object(properties: dict[str, Any], required: Sequence[str] = ()) -> dict[str, Any]:
@@ -203,20 +357,62 @@ def _object(properties: dict[str, Any], required: Sequence[str] = ()) -> dict[st
     return schema | {"required": list(required)} if required else schema
 
 
-def meta_tools(strategy: str) -> list[dict[str, Any]]:
+def check_call(*, has_scripts: bool = False) -> dict[str, Any]:
+    """Return the tool that gives the result of a call that waited for a person, or of a script."""
+    text, wait = {"type": "string"}, {"type": "number", "description": "0 to 20"}
+    if not has_scripts:
+        schema = _object({"call_id": text, "wait_seconds": wait}, ["call_id"])
+        description = "Get the result of a held call, or how it stands."
+    else:
+        schema = _object({"call_id": text, "run_id": text, "wait_seconds": wait})
+        description = (
+            "Get the result of a held call by its call_id, or of a script by its run_id, or how "
+            "it stands."
+        )
+    return tool_object("check_call", description, schema, source="builtin")
+
+
+def run_script() -> dict[str, Any]:
+    """Return the tool that runs a script of calls."""
+    source = {"type": "string", "description": "The last expression is the result"}
+    schema = _object(
+        {
+            "code": source,
+            "input": {"description": "Any JSON value, which the script has as `input`"},
+            "timeout": {"type": "number", "description": "Seconds, 1 to 60; default 60"},
+        },
+        ["code"],
+    )
+    return tool_object("run_script", SCRIPT_DESCRIPTION, schema, source="builtin")
+
+
+def meta_tools(strategy: str, *, has_scripts: bool = False) -> list[dict[str, Any]]:
     """Return the tools that give access to all others."""
     text = {"type": "string"}
+    for_scripts = {"signatures": {"type": "boolean", "description": "As functions for scripts"}}
+    detail = {**text, "enum": ["name", "summary", "full"]}
     tools = [
         (
             "search_tools",
-            "Find tools by words, by a regular expression, or one by its exact name.",
+            "Find tools. Ask for what a tool does: verb, object and product, as in "
+            "“create issue github”; one query for each need, several at once in queries.",
             _object(
                 {
-                    "query": {**text, "description": "What you want to do, in words"},
+                    "query": {**text, "description": "Verb, object and product"},
+                    "queries": {
+                        "type": "array",
+                        "items": text,
+                        "maxItems": 4,
+                        "description": "Several needs at once, instead of query",
+                    },
                     "pattern": {**text, "description": "RE2 pattern on names and descriptions"},
                     "name": {**text, "description": "Exact name: loads the tool, with schema"},
                     "server": {**text, "description": "Only tools of this server"},
-                    "limit": {"type": "integer", "description": "1 to 50, default 10"},
+                    "limit": {
+                        "type": "integer",
+                        "description": "1 to 50; default 5 and more names",
+                    },
+                    "detail": detail,
                 }
             ),
         ),
@@ -233,6 +429,8 @@ def meta_tools(strategy: str) -> list[dict[str, Any]]:
                         "items": text,
                         "description": "Leave out for all",
                     },
+                    "confirm": {"type": "boolean", "description": "Load a large group whole"},
+                    **(for_scripts if has_scripts else {}),
                 },
                 ["group_id"],
             ),
@@ -240,11 +438,16 @@ def meta_tools(strategy: str) -> list[dict[str, Any]]:
         (
             "get_tool_details",
             "Read one tool's whole definition, its output included.",
-            _object({"name": text}, ["name"]),
+            _object({"name": text, "detail": detail}, ["name"]),
+        ),
+        (
+            "call_read_only_tool",
+            "Run a tool that only reads and is not in your tools. Give its name first.",
+            _object({"name": text, "arguments": {"type": "object"}}, ["name"]),
         ),
         (
             "deferred_tool_call",
-            "Run a tool that is not in your tools. Give its name first.",
+            "Run any tool that is not in your tools. Give its name first.",
             _object({"name": text, "arguments": {"type": "object"}}, ["name"]),
         ),
     ]

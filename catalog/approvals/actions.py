@@ -4,7 +4,8 @@ from django.db import transaction
 from django.utils import timezone
 
 from catalog import audit
-from catalog.models import Definition, DefinitionChange, Revision, Tool
+from catalog.definitions import effective
+from catalog.models import AuditEntry, Definition, DefinitionChange, Revision, Tool
 from catalog.tools import actions as tool_actions
 from catalog.tools.actions import lock_tool
 from toolcrib.lib.errors import Conflict
@@ -43,11 +44,63 @@ def keep_old(tool: Tool, *, actor: Actor, sha256: str = "") -> Tool:
     )
 
 
+@transaction.atomic
+def undo_approval(tool: Tool, *, actor: Actor) -> Tool:
+    """Withdraw the approval of the current definition, which is then pending review again.
+
+    Only while no call was made under it: afterwards agents have acted by it.
+    """
+    tool = lock_tool(tool)
+    change = find_undoable(tool)
+    if change is None:
+        raise Conflict(
+            f"The approval of {tool.public_name} can no longer be undone.",
+            hint="It was used in a call, or the definition has changed again. Hide the tool.",
+            code="already_decided",
+        )
+    before, tool.approved = tool.approved, _approved_before(tool)
+    tool.state = tool.derive_state()
+    effective.refresh(tool)
+    tool.save(update_fields=["approved", "state", *effective.EFFECTIVE_FIELDS])
+    change.outcome, change.decided_by, change.decided_at = (
+        DefinitionChange.Outcome.WAITING,
+        "",
+        None,
+    )
+    change.save(update_fields=["outcome", "decided_by", "decided_at"])
+    old, new = ({"definition": one.sha256 if one else None} for one in (before, tool.approved))
+    audit.record(actor, "tool.undo_approval", tool, before=old, after=new)
+    Revision.bump()
+    return tool
+
+
+def find_undoable(tool: Tool) -> DefinitionChange | None:
+    """Return the approved change of a tool under which no call was made yet, if any."""
+    if tool.approved_id is None or tool.approved_id != tool.latest_id:
+        return None
+    rows = tool.changes.filter(outcome=DefinitionChange.Outcome.APPROVED, after=tool.approved_id)
+    change = rows.exclude(decided_by="").first()
+    if change is None:
+        return None
+    used = {tool.approved_id, tool.effective_id} - {None}
+    calls = tool.call_set.filter(definition__in=used, accepted_at__gte=change.decided_at)
+    return None if calls.exists() else change
+
+
+def _approved_before(tool: Tool) -> Definition | None:
+    """Return what was approved before: not always the definition that the server sent before."""
+    entries = AuditEntry.objects.filter(verb="tool.approve", target_kind="tool", target_id=tool.pk)
+    entry = entries.first()
+    sha256 = entry.before.get("definition") if entry else None
+    return Definition.objects.get(sha256=sha256) if sha256 else None
+
+
 def _save_decision(
     tool: Tool, outcome: str, verb: str, before: Definition | None, actor: Actor
 ) -> Tool:
     tool.state = tool.derive_state()
-    tool.save(update_fields=["approved", "kept_against", "state"])
+    effective.refresh(tool)
+    tool.save(update_fields=["approved", "kept_against", "state", *effective.EFFECTIVE_FIELDS])
     DefinitionChange.objects.filter(
         tool=tool, after=tool.latest, outcome=DefinitionChange.Outcome.WAITING
     ).update(outcome=outcome, decided_by=actor.label[:200], decided_at=timezone.now())

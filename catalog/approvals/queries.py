@@ -7,15 +7,17 @@ from typing import Any
 from django.db.models import Count, Q
 from django.db.models.functions import Coalesce
 
+from catalog.approvals import actions
 from catalog.audit.queries import AuditRow
 from catalog.models import AuditEntry, Group, Membership, Tool
 from catalog.tools import detail
 from sessions_app.models import Agent
+from toolcrib.lib.display import group_digits
 from toolcrib.lib.pagination import Page, page_by_offset
 from toolcrib.lib.text import plural
 
 REVIEWS_PER_PAGE = 20  # each needs a word-by-word diff
-DECISION_VERBS = ("tool.approve", "tool.keep_old", "tool.hold")
+DECISION_VERBS = ("tool.approve", "tool.keep_old", "tool.hold", "tool.undo_approval")
 RECENT_DECISIONS = 5
 
 
@@ -41,6 +43,17 @@ class PendingReview:
         """Return whether either definition is destructive: such tools are approved one by one."""
         before = self.tool.approved.annotations if self.tool.approved else {}
         return any(one.get("destructiveHint") is True for one in (before, self.annotations))
+
+    @property
+    def token_change(self) -> str:
+        """Return what the change costs each session that gets the definition."""
+        after = self.tool.latest.tokens if self.tool.latest else 0
+        if self.tool.approved is None:
+            return f"≈{plural(after, 'token')} when loaded."
+        before = self.tool.approved.tokens
+        sign = "+" if after >= before else "−"
+        change = f"{sign}{group_digits(abs(after - before))}"
+        return f"≈{group_digits(before)} → ≈{plural(after, 'token')} when loaded ({change})."
 
     @property
     def effect(self) -> str:
@@ -103,6 +116,13 @@ def _agents(groups: set[int]) -> tuple[set[int], dict[int, set[int]]]:
 def recent_decisions(**conditions: object) -> list[AuditRow]:
     rows = AuditEntry.objects.filter(verb__in=DECISION_VERBS, target_kind="tool", **conditions)
     return [AuditRow.from_entry(entry) for entry in rows[:RECENT_DECISIONS]]
+
+
+def undoable_names() -> set[str]:
+    """Return the tools among the recent decisions whose approval can still be undone."""
+    recent = [row.entry for row in recent_decisions() if row.entry.verb == "tool.approve"]
+    tools = Tool.objects.filter(pk__in=[entry.target_id for entry in recent if entry.target_id])
+    return {tool.public_name for tool in tools if actions.find_undoable(tool) is not None}
 
 
 def last_decision(tool: Tool) -> AuditRow | None:

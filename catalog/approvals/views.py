@@ -12,10 +12,11 @@ from catalog.approvals import actions as approval_actions
 from catalog.approvals import queries as approval_queries
 from catalog.models import Tool, ToolState
 from catalog.tools.queries import find_tool
+from sessions_app.models import Call, CallState
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
 from toolcrib.lib.pagination import offset_of
-from toolcrib.lib.request import is_htmx_fragment, redirect_back
-from toolcrib.lib.roles import actor_of, operator_required
+from toolcrib.lib.request import errors_as_messages, is_htmx_fragment, page_tabs, redirect_back
+from toolcrib.lib.roles import actor_of, operator_required, viewer_required
 from toolcrib.lib.text import plural
 
 ACTS: dict[str, tuple[Callable[..., Tool], str]] = {
@@ -35,7 +36,7 @@ DECISIONS_HINT = "Approve, reject the change, or hide the tool."
 
 
 @require_safe
-@operator_required
+@viewer_required
 def approval_list(request: HttpRequest) -> HttpResponse:
     server = request.GET.get("server", "").replace("\0", "")
     offset = offset_of(request.GET, approval_queries.REVIEWS_PER_PAGE)
@@ -48,8 +49,16 @@ def approval_list(request: HttpRequest) -> HttpResponse:
         "servers": approval_queries.servers_with_pending(),
         "address": request.GET.urlencode(),
         "decisions": approval_queries.recent_decisions(),
+        "undoable": approval_queries.undoable_names(),
     }
-    context["total"] = sum(count for _, count in context["servers"])
+    held = Call.objects.filter(state=CallState.HELD).count()
+    total = sum(count for _, count in context["servers"])
+    context["tabs"] = page_tabs(
+        {"approvals": "Definitions", "held-calls": "Calls"},
+        "approvals",
+        counts={"approvals": total, "held-calls": held},
+    )
+    context |= {"total": total, "live": "approvals catalog"}
     return render(request, "catalog/approvals/list.html", context)
 
 
@@ -73,6 +82,17 @@ def decide(request: HttpRequest, public_name: str, act: str) -> HttpResponse:
     if is_htmx_fragment(request):
         return _decided(request, tool)
     messages.success(request, message.format(tool.public_name))
+    return redirect_back(request, "approvals")
+
+
+@require_POST
+@operator_required
+def undo(request: HttpRequest, public_name: str) -> HttpResponse:
+    """Withdraw an approval under which no call was made yet."""
+    tool = find_tool(public_name)
+    with errors_as_messages(request):
+        approval_actions.undo_approval(tool, actor=actor_of(request))
+        messages.success(request, f"{tool.public_name} is pending review again.")
     return redirect_back(request, "approvals")
 
 
@@ -136,7 +156,9 @@ def _decided(request: HttpRequest, tool: Tool, *, conflict: bool = False) -> Htt
     context = {
         "tool": tool,
         "decision": approval_queries.last_decision(tool),
+        "can_undo": not conflict and approval_actions.find_undoable(tool) is not None,
         "conflict": conflict,
         "remaining": approval_queries.pending_count(),
+        "held": Call.objects.filter(state=CallState.HELD).count(),
     }
     return render(request, "catalog/approvals/_settled.html", context)

@@ -1,7 +1,7 @@
-"""Lint warnings on definitions and their changes: they inform reviewers, block nothing. Pure."""
+"""Lint warnings on definitions and their changes. Severe ones keep new tools from agents. Pure."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from catalog.definitions.json_schema import required_names, unenforceable_patterns
@@ -23,6 +23,17 @@ INSTRUCTIONS = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+# New tools with one of these wait for a review unless the server's trust is `auto`.
+SEVERE = frozenset({"hidden_characters", "instructs_reader", "lookalike", "reserved_name"})
+SIDE_EFFECTS = re.compile(
+    r"""\b(?:add|append|archive|assign|cancel|change|charge|clear|commit|create|delete|deploy|disable
+      |drop|edit|e?mail|enable|erase|execute|forward|grant|insert|install|invite|kill|merge|modif(?:y|ies)
+      |move|overwrite|pay|post|publish|purchase|purge|push|remove|rename|replace|reset|restart|revoke
+      |run|save|schedule|send|share|store|submit|terminate|transfer|update|upload|wipe|write)(?:e?s)?\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+NEGATED = re.compile(r"\b(?:not|never|no|without|nothing|cannot|\w+n't)\b[^.;!?\n]*", re.IGNORECASE)
 BASE64 = re.compile(r"[A-Za-z0-9+/]{120,}={0,2}")
 WORDS = re.compile(r"[\w-]+")
 ANNOTATIONS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
@@ -82,6 +93,28 @@ def change_findings(before: dict[str, Any], after: dict[str, Any]) -> Iterator[F
         if old.get(key, default) != now.get(key, default):
             change = f"{key} changed from {_value(old.get(key))} to {_value(now.get(key))}."
             yield Finding("annotation_turned", change)
+    claimed = old.get("readOnlyHint") is True or now.get("readOnlyHint") is True
+    if claimed and (effects := sorted(_side_effects(after) - _side_effects(before))):
+        words = ", ".join(effects[:5])
+        yield Finding(
+            "side_effect_added",
+            f"Claims to be read-only, and its description now mentions: {words}.",
+        )
+
+
+def instructs_reader(text: str) -> bool:
+    """Return whether a text contains an instruction to the model."""
+    return INSTRUCTIONS.search(text) is not None
+
+
+def is_severe(findings: Iterable[Mapping[str, str]]) -> bool:
+    return any(finding["code"] in SEVERE for finding in findings)
+
+
+def _side_effects(tool: dict[str, Any]) -> set[str]:
+    """Return the verbs in a tool's description that change something, except negated ones."""
+    text = NEGATED.sub(" ", str(tool.get("description") or ""))
+    return {match.lower() for match in SIDE_EFFECTS.findall(text)}
 
 
 def _texts(value: object) -> Iterable[str]:

@@ -1,31 +1,33 @@
 """Ingest of a server's tool list: stores definitions and updates tools and their states.
 
-`store_definitions` and `collect_findings` are slow and run outside any transaction;
+`storage.store_definitions` and `collect_findings` are slow and run outside any transaction;
 `apply_listing` is short and runs inside the caller's transaction. Besides it, only approvals and
 custom tools change which definition a tool points at.
 """
 
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from django.utils import timezone
 
-from catalog.definitions import public_names
-from catalog.definitions.findings import KnownNames, definition_findings
-from catalog.definitions.parsing import Rejection, RemoteTool, search_text
+from catalog.definitions import effective, public_names
+from catalog.definitions.findings import KnownNames, definition_findings, is_severe
+from catalog.definitions.parsing import Rejection, RemoteTool
+from catalog.groups import expected
 from catalog.groups.state import next_position
 from catalog.models import (
-    Definition,
     DefinitionChange,
+    FormerName,
     Group,
     Membership,
     Revision,
     Tool,
     ToolState,
 )
-from toolcrib.lib.token_counter import count_definition
 
 if TYPE_CHECKING:
     from servers.models import Server
@@ -40,6 +42,8 @@ TOOL_FIELDS = [
     "missing_since",
     "findings",
     "changed_at",
+    "needs",
+    *effective.EFFECTIVE_FIELDS,
 ]
 
 
@@ -54,30 +58,6 @@ class IngestResult:
     @property
     def has_changes(self) -> bool:
         return bool(self.added or self.changed or self.removed)
-
-
-def store_definitions(remote: Sequence[RemoteTool]) -> dict[str, int]:
-    """Store new definitions and return the ids of all by digest.
-
-    Definitions are immutable and nothing refers to a new one before `apply_listing`, so rows left
-    behind by a crash are harmless.
-    """
-    ids = _stored_ids([tool.sha256 for tool in remote])
-    new = {tool.sha256: tool for tool in remote if tool.sha256 not in ids}
-    rows = [
-        Definition(
-            sha256=tool.sha256,
-            name=tool.name,
-            body=tool.body,
-            tokens=count_definition(tool.tool),
-            search_text=search_text(tool.tool).replace("\0", " "),
-        )
-        for tool in new.values()
-    ]
-    if rows:
-        Definition.objects.bulk_create(rows, batch_size=BATCH_SIZE, ignore_conflicts=True)
-        ids |= _stored_ids(list(new))
-    return ids
 
 
 def collect_findings(
@@ -100,12 +80,11 @@ def known_digests(server: "Server") -> set[str]:
     return set(rows.values_list("latest__sha256", flat=True))
 
 
-def _stored_ids(digests: Sequence[str]) -> dict[str, int]:
-    ids: dict[str, int] = {}
-    for start in range(0, len(digests), BATCH_SIZE):
-        rows = Definition.objects.filter(sha256__in=digests[start : start + BATCH_SIZE])
-        ids.update(rows.values_list("sha256", "id"))
-    return ids
+def needing_tools(server: "Server", capability: str) -> dict[str, dict[str, Any]]:
+    """Return the tools of a server that need a capability of clients, by name, as it sent them."""
+    rows = Tool.objects.current().filter(server=server, needs=capability).exclude(latest=None)
+    bodies = rows.values_list("name", "latest__body")
+    return {name: json.loads(body) for name, body in bodies}
 
 
 class ListingUpdate:
@@ -147,6 +126,14 @@ class ListingUpdate:
             return
         self.updated[tool.name] = tool
 
+    def set_needs(self, needs: Mapping[str, str]) -> None:
+        for tool in self.new_tools:
+            tool.needs = needs.get(tool.name, "")
+        for name, tool in self.tools.items():
+            if tool.needs != needs.get(name, "") and tool.missing_since is None:
+                tool.needs = needs.get(name, "")
+                self.updated[name] = tool
+
     def _new_tool(self, name: str, public: str) -> Tool:
         tool = Tool(server=self.server, name=name, public_name=public)
         self.new_tools.append(tool)
@@ -154,7 +141,10 @@ class ListingUpdate:
 
     def _add(self, tool: Tool, definition: int, findings: list[dict[str, str]]) -> None:
         tool.latest_id, tool.findings = definition, findings
-        if self.server.trust == "strict":
+        waits = self.server.trust == "strict" or (
+            self.server.trust != "auto" and is_severe(findings)
+        )
+        if waits:
             self._record_change(tool, None, definition, DefinitionChange.Outcome.WAITING)
         else:
             tool.approved_id = definition
@@ -194,6 +184,8 @@ class ListingUpdate:
         """Write all rows, and bump the revision if agents can see a difference."""
         for tool in (*self.new_tools, *self.updated.values()):
             tool.state = tool.derive_state()
+            if tool.is_overridden:
+                effective.refresh(tool)
         Tool.objects.bulk_create(self.new_tools, batch_size=BATCH_SIZE)
         # Upsert: bulk_update builds a CASE per value and takes twenty times as long.
         Tool.objects.bulk_create(
@@ -205,6 +197,7 @@ class ListingUpdate:
         )
         self._close_pending_changes()
         DefinitionChange.objects.bulk_create(self.changes, batch_size=BATCH_SIZE)
+        expected.claim(self.new_tools)
         _add_to_mirror_group(self.server, self.new_tools)
         if any(_visible_facts(tool) for tool in self.new_tools) or any(
             _visible_facts(tool) != self.visible_before[name] for name, tool in self.updated.items()
@@ -227,7 +220,7 @@ def _visible_facts(tool: Tool) -> tuple[object, ...] | None:
         return None
     if tool.state not in (ToolState.AVAILABLE, ToolState.WAITING):
         return (tool.state,)
-    return (tool.state, tool.approved_id, tool.latest_id)
+    return (tool.state, tool.approved_id, tool.latest_id, tool.needs)
 
 
 def apply_listing(
@@ -238,21 +231,25 @@ def apply_listing(
     *,
     findings: dict[str, list[dict[str, str]]],
     allow_removals: bool,
+    needs: Mapping[str, str] = MappingProxyType({}),
 ) -> IngestResult:
     """Update a server's tools from its current list. Call inside a transaction.
 
     If over half of the tools are missing and `allow_removals` is false, they are kept and
-    `removals_held` is set: a restarting server may answer with an empty list.
+    `removals_held` is set: a restarting server may answer with an empty list. `needs` has, by the
+    tool's name, the capability without which clients do not get it.
     """
     update = ListingUpdate(server, definition_ids, timezone.now())
     storable = [rejection for rejection in rejections if rejection.storable]
     names = {tool.name for tool in remote} | {rejection.name for rejection in storable}
-    taken = Tool.objects.filter(public_name__startswith=f"{server.slug}__")
-    public = public_names.public_names(
-        server.slug, names - update.tools.keys(), set(taken.values_list("public_name", flat=True))
-    )
+    prefix = f"{server.slug}__"
+    taken = Tool.objects.filter(public_name__startswith=prefix)
+    former = FormerName.objects.filter(name__startswith=prefix)
+    used = {*taken.values_list("public_name", flat=True), *former.values_list("name", flat=True)}
+    public = public_names.public_names(server.slug, names - update.tools.keys(), used)
     for item in remote:
         update.add_or_update(item, findings.get(item.name, []), public.get(item.name, ""))
+    update.set_needs(needs)
     for rejection in storable:
         update.reject(rejection, public.get(rejection.name, ""))
 

@@ -15,11 +15,17 @@ from catalog.definitions.json_schema import (
     deeper_than,
 )
 from toolcrib.lib.json_codec import canonical, digest
-from toolcrib.lib.text import escape_hidden
+from toolcrib.lib.protocols.jsonrpc import MAX_DEPTH, TOO_DEEP
+from toolcrib.lib.text import escape_hidden, remove_hidden
 
 MAX_NAME = 128
-MAX_DEPTH = 256
+TOO_DEEP_REASON = f"it is nested deeper than {MAX_DEPTH} levels"
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+TEXT_FIELDS = frozenset({"title", "description", "$comment"})
+DATA_FIELDS = frozenset({"const", "default", "enum", "examples", "_meta", "icons"})
+MAP_FIELDS = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+)
 OBJECT_FIELDS = ("annotations", "_meta", "execution")
 
 
@@ -112,6 +118,35 @@ def search_text(tool: dict[str, Any]) -> str:
     return "\n".join(part for part in parts if isinstance(part, str) and part)
 
 
+def without_hidden(tool: dict[str, Any], body: str) -> dict[str, Any] | None:
+    """Return the tool without hidden characters in its texts; None if it has none.
+
+    Names and values that an agent has to send back stay as they are. `body` is canonical, so
+    control characters are escaped in it.
+    """
+    if body.isascii() and "\\u00" not in body and "\x7f" not in body:
+        return None
+    cleaned: dict[str, Any] = _clean(tool)
+    return cleaned if cleaned != tool else None
+
+
+def _clean(value: Any, *, is_map: bool = False) -> Any:
+    """Clean texts in a tool or schema. In a map, keys are names of parameters or definitions."""
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    cleaned: dict[str, Any] = {}
+    for key, item in value.items():
+        if is_map:
+            cleaned[key] = _clean(item)
+        elif key in TEXT_FIELDS and isinstance(item, str):
+            cleaned[key] = remove_hidden(item)
+        else:
+            cleaned[key] = item if key in DATA_FIELDS else _clean(item, is_map=key in MAP_FIELDS)
+    return cleaned
+
+
 def printable_name(value: object) -> str:
     """Render an untrusted name on one short line."""
     if not isinstance(value, str):
@@ -132,7 +167,7 @@ def _name(name: object) -> str:
 
 def _canonical_body(item: dict[str, Any], max_bytes: int) -> tuple[str, str]:
     if deeper_than(item, MAX_DEPTH):
-        raise Rejected(f"it is nested deeper than {MAX_DEPTH} levels")
+        raise Rejected(TOO_DEEP_REASON)
     try:
         body = canonical(item)
         size = len(body.encode())
@@ -140,6 +175,8 @@ def _canonical_body(item: dict[str, Any], max_bytes: int) -> tuple[str, str]:
         raise Rejected("it contains invalid Unicode") from error
     except (ValueError, TypeError) as error:
         raise Rejected("it contains a number that JSON cannot represent") from error
+    if TOO_DEEP in body:
+        raise Rejected(TOO_DEEP_REASON)
     if size > max_bytes:
         raise Rejected(f"definition is {size // 1024} KB; the limit is {max_bytes // 1024} KB")
     return body, digest(body)

@@ -16,13 +16,15 @@ from catalog.definitions.json_schema import (
 )
 from catalog.definitions.schema_cost import max_comparisons_per_value
 from toolcrib.lib.json_codec import canonical
-from toolcrib.lib.payloads import SECRET_NAME, redact
+from toolcrib.lib.redaction.names import is_secret_name
+from toolcrib.lib.redaction.redactor import redact
 
 if TYPE_CHECKING:
     from catalog.cache import CachedDefinition
 
 MAX_PATTERN_BYTES = 1 << 20
 MAX_PROBLEMS = 10
+MAX_EXAMPLES = 10  # of arguments of a tool
 # Values × subschemas up to which all errors are collected. The library builds every error, with
 # one reason per anyOf branch, before it returns the first: for 400 values that match none of 1,900
 # branches that takes 8 s and 1.3 GB.
@@ -87,7 +89,7 @@ def _compile(schema: dict[str, Any]) -> Any:
 
 def _line(error: Any) -> str:
     where = ".".join(str(part) for part in error.instance_path) or "arguments"
-    if any(SECRET_NAME.search(str(part)) for part in error.instance_path):
+    if any(is_secret_name(str(part)) for part in error.instance_path):
         return f"{where}: the value does not match the schema (value redacted)"
     message = _shorten(str(error.message), 300)  # it quotes the value
     if isinstance(error.instance, dict | list):
@@ -104,6 +106,25 @@ def _line(error: Any) -> str:
 
 def _shorten(text: str, length: int) -> str:
     return text if len(text) <= length else text[:length] + "…"
+
+
+def fitting_examples(definition: "CachedDefinition", own: object) -> list[dict[str, Any]]:
+    """Return example arguments that fit a definition: an admin's own, or else the definition's.
+
+    A definition may have changed since the examples were given.
+    """
+    examples = own or definition.tool.get("input_examples")
+    if not isinstance(examples, list | tuple) or not examples:
+        return []
+    validator = validators.get(definition, "input")
+    return [
+        example
+        for example in examples[:MAX_EXAMPLES]
+        if isinstance(example, dict)
+        and validator is not None
+        and validator.can_check(example)
+        and not validator.problems(example)
+    ]
 
 
 class Validators:

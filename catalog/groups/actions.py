@@ -5,7 +5,7 @@ so `catalog.groups.undo` handles all verbs alike. A write that changes nothing r
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
@@ -13,6 +13,7 @@ from typing import TypedDict, Unpack
 from django.db import IntegrityError, transaction
 
 from catalog import audit
+from catalog.groups import expected
 from catalog.groups import state as group_state
 from catalog.groups.state import State
 from catalog.models import AuditEntry, Group, Revision, Tool
@@ -162,14 +163,13 @@ def find_group(group_id: str) -> Group:
 
 
 def find_tools(names: Sequence[str]) -> list[Tool]:
-    valid = [name for name in names if name.isascii() and "\0" not in name]
-    tools = Tool.objects.select_related("server").in_bulk(valid, field_name="public_name")
+    tools = Tool.objects.select_related("server").by_name(names)
     unknown = [name for name in names if name not in tools]
     if unknown:
         raise NotFound(
             f"Tool not found: {join_names(unknown)}.", hint="Check the name in the list of tools."
         )
-    return [tools[name] for name in dict.fromkeys(names)]
+    return list(dict.fromkeys(tools[name] for name in names))
 
 
 # --- Groups -------------------------------------------------------------------------------------
@@ -349,6 +349,42 @@ def set_preload(
     group = lock_group(group)
     target = {"preload": dict.fromkeys(_check_members(group, tools), on)}
     return record_write(group, "group.preload", target, actor)
+
+
+@group_transaction()
+def set_members(group: Group, members: Mapping[str, bool | None], *, actor: Actor) -> GroupWrite:
+    """Set all members with their preload flags, in this order; sorted by name means unordered.
+
+    Names of tools that do not exist yet are kept as expected. Tools of a mirrored server that are
+    not named stay members, after the others.
+    """
+    group = lock_group(group)
+    current = group_state.read_members(group)
+    found = Tool.objects.by_name(list(members))
+    is_ordered = list(members) != sorted(members)
+    names = {name: found[name].public_name if name in found else name for name in members}
+    members = {names[name]: preload for name, preload in members.items()}
+    tools = {tool.public_name for tool in found.values()}
+    rows = {
+        name: {"position": at if is_ordered else 0, "preload": preload}
+        for at, (name, preload) in enumerate(members.items())
+    }
+    target: State = {name: row for name, row in rows.items() if name in tools}
+    mirrored = set(
+        Tool.objects.filter(server=group.follows, memberships__group=group).values_list(
+            "public_name", flat=True
+        )
+        if group.follows
+        else ()
+    )
+    last = {"position": len(rows) if is_ordered else 0, "preload": None}
+    target |= {name: last if name in mirrored else None for name in current if name not in target}
+    missing = {name: row for name, row in rows.items() if name not in tools}
+    expected.set_expected_members(group, missing)
+    write = record_write(group, "group.members", {"members": target}, actor)
+    if write.entry is None and missing:
+        return record(group, "group.members", actor, after={"expected": sorted(missing)})
+    return write
 
 
 def _order_state(names: Sequence[str]) -> State:

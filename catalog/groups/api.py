@@ -5,8 +5,9 @@ from typing import Any
 
 from django.db import models, transaction
 from django.db.models import Q
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router, Schema, Status
+from pydantic import Field
 
 from catalog import cache
 from catalog.cache import CachedGroup, is_preloaded
@@ -18,7 +19,7 @@ from catalog.groups.actions import GroupWrite
 from catalog.groups.health import Drift
 from catalog.groups.lints import Lint
 from catalog.models import Group, Membership
-from toolcrib.lib.api_schemas import ERRORS, Strict
+from toolcrib.lib.api_schemas import ERRORS, Strict, set_location
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.roles import key_actor
@@ -36,6 +37,9 @@ class GroupOut(Schema):
     group_id: str
     display_name: str
     description: str
+    described_by_server: bool = Field(
+        description="The description is the server's own, and no person has edited it"
+    )
     position: int
     follows: str | None
     preload_default: bool
@@ -44,6 +48,9 @@ class GroupOut(Schema):
     preloaded: int
     tokens: int
     preload_tokens: int
+    catalog_tokens: int  # its lines of the catalog
+    start_tokens: int  # preloads and catalog lines: its cost
+    over_budget: int  # by how much the cost exceeds the budget of a group
     drift: DriftCount
     lints: int  # of the group itself
 
@@ -104,7 +111,7 @@ class GroupEdit(Strict):
     follows: str | None = None  # slug of the server to mirror; null stops mirroring
 
 
-class OrderIn(Strict):
+class GroupOrderIn(Strict):
     group_ids: list[str]
 
 
@@ -116,21 +123,25 @@ class AssignIn(ToolsIn):
     position: int | None = None
 
 
-class PreloadIn(ToolsIn):
+class MemberPreloadIn(ToolsIn):
     preload: bool | None
 
 
 def _group_out(
     group: Group, members: int, cached: CachedGroup, drift: Drift, lints: Sequence[Lint]
 ) -> dict[str, Any]:
-    cost = board.definitions_cost(cached)
+    cost = board.group_cost(cached)
     return {
         **group_state.read_fields(group),
+        "described_by_server": group.is_described_by_server,
         "position": group.position,
         "tools": members,
         "preloaded": cost.preloaded,
         "tokens": cost.definitions,
         "preload_tokens": cost.preload,
+        "catalog_tokens": cost.stub,
+        "start_tokens": cost.at_start,
+        "over_budget": cost.over_budget,
         "drift": {"missing": len(drift.missing), "new": len(drift.new)},
         "lints": len(lints),
     }
@@ -192,13 +203,17 @@ def list_groups(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict
 
 
 @router.post("", response={201: GroupDetail, **ERRORS})
-def create_group(request: HttpRequest, body: GroupIn) -> Status[dict[str, Any]]:
+def create_group(
+    request: HttpRequest, response: HttpResponse, body: GroupIn
+) -> Status[dict[str, Any]]:
+    """Create a group, last in order."""
     write = actions.create(**body.model_dump(), actor=key_actor(request))
+    set_location(response, "groups", write.group.group_id)
     return Status(201, _detail(write.group.group_id, write))
 
 
 @router.put("", response={200: Undoable, **ERRORS})
-def order_groups(request: HttpRequest, body: OrderIn) -> dict[str, Any]:
+def order_groups(request: HttpRequest, body: GroupOrderIn) -> dict[str, Any]:
     """Put these groups first, in this order; the others keep their order."""
     write = actions.order(body.group_ids, actor=key_actor(request))
     return {"group_id": write.group.group_id if write else "", "undo": _undo_ids(write)}
@@ -259,7 +274,7 @@ def order_members(request: HttpRequest, group_id: str, body: ToolsIn) -> dict[st
 
 
 @router.patch("/{group_id}/members", response={200: GroupDetail, **ERRORS})
-def set_preload(request: HttpRequest, group_id: str, body: PreloadIn) -> dict[str, Any]:
+def set_preload(request: HttpRequest, group_id: str, body: MemberPreloadIn) -> dict[str, Any]:
     """Preload members always (true), on demand (false), or by the group's default (null)."""
     group, tools = actions.find_group(group_id), actions.find_tools(body.tools)
     write = actions.set_preload(group, tools, body.preload, actor=key_actor(request))

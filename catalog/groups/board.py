@@ -4,9 +4,8 @@ Members come from the cache that serves agents, in a fixed number of queries.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from django.db.models import Count, Exists, OuterRef, Q
 from django.http import QueryDict
@@ -23,12 +22,12 @@ from catalog.tools.queries import ToolFilter
 from servers.models import Server
 from sessions_app.models import Agent
 from sessions_app.usage import call_stats
+from toolcrib.lib.figures import GroupCost
 from toolcrib.lib.pagination import Page, offset_of, page_by_offset
 from toolcrib.lib.request import number
 from toolcrib.lib.roles import Actor
 from toolcrib.lib.token_counter import count
 
-BUDGET = 4_000  # tokens of a group at session start above which the board warns
 TOOLS_PER_PAGE = 30
 SECTION_SIZE = 50
 MAX_SUGGESTIONS = 3
@@ -37,6 +36,7 @@ MAX_NAMED_EDITS = 5  # edits by others that a notice lists
 MAX_EDITS_BY_OTHERS = 100
 MAX_MERGED_EDITS = 200
 MAX_COMPARED_ROWS = 100
+MAX_LISTED_AGENTS = 200
 TABS = {"catalog": "Catalog", "json": "JSON", "curl": "curl", "change": "Change"}
 
 
@@ -108,29 +108,6 @@ class Section:
 
 
 @dataclass(frozen=True)
-class GroupCost:
-    """Token cost of a group: preloaded definitions, catalog stubs, and loadable definitions."""
-
-    preload: int
-    stub: int
-    rest: int
-    tools: int = 0
-    preloaded: int = 0
-
-    @property
-    def at_start(self) -> int:
-        return self.preload + self.stub
-
-    @property
-    def definitions(self) -> int:
-        return self.preload + self.rest
-
-    @property
-    def over_budget(self) -> int:
-        return max(self.at_start - BUDGET, 0)
-
-
-@dataclass(frozen=True)
 class Board:
     preload: Section
     on_demand: Section
@@ -147,27 +124,26 @@ def _stub_tokens(line: rendering.GroupLine) -> int:
     return rendering.catalog([line], header="", budget=preview.BUDGET).tokens - count("\n\n")
 
 
-def group_cost(group: CachedGroup) -> GroupCost:
-    return replace(definitions_cost(group), stub=_stub_tokens(group_line(group)))
-
-
 @cache.memoize_per_revision
-def definitions_cost(group: CachedGroup) -> GroupCost:
+def group_cost(group: CachedGroup) -> GroupCost:
+    """Return the cost of a group, as API and pages show it."""
     preloaded = [member for member in group.offered if member.preload]
     preload_tokens = sum(member.tool.tokens or 0 for member in preloaded)
     tokens = sum(member.tool.tokens or 0 for member in group.offered)
-    return GroupCost(preload_tokens, 0, tokens - preload_tokens, len(group.offered), len(preloaded))
+    return GroupCost(
+        preload=preload_tokens,
+        stub=_stub_tokens(group_line(group)),
+        rest=tokens - preload_tokens,
+        tools=len(group.offered),
+        preloaded=len(preloaded),
+    )
 
 
-def list_groups_with_costs() -> list[Any]:
-    """Return all groups, each with tool_count, all_tokens, preload_tokens and rest_tokens."""
+def list_groups_with_costs() -> list[tuple[Group, GroupCost]]:
+    """Return all groups with their costs."""
     catalog = cache.current()
-    groups: list[Any] = list(Group.objects.order_by("position", "group_id"))
-    for group in groups:
-        cost = definitions_cost(catalog.group(group))
-        group.tool_count, group.all_tokens = cost.tools, cost.definitions
-        group.preload_tokens, group.rest_tokens = cost.preload, cost.rest
-    return groups
+    groups = Group.objects.order_by("position", "group_id")
+    return [(group, group_cost(catalog.group(group))) for group in groups]
 
 
 def build_board(group: Group, query: BoardQuery) -> Board:
@@ -326,6 +302,12 @@ def count_group_usage(groups: Sequence[Group]) -> dict[int, GroupUsage]:
         pk: GroupUsage(len(agent_ids), sum(sessions.get(agent, 0) for agent in agent_ids))
         for pk, agent_ids in agents.items()
     }
+
+
+def list_agents(group: Group) -> list[str]:
+    """Return the names of the agents that have this group."""
+    rows = Agent.objects.filter(Q(all_groups=True) | Q(groups=group)).order_by("name").distinct()
+    return list(rows.values_list("name", flat=True)[:MAX_LISTED_AGENTS])
 
 
 def list_followable_servers(group: Group | None) -> list[str]:

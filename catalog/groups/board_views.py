@@ -10,7 +10,7 @@ from typing import Any
 from django.contrib import messages
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
@@ -22,16 +22,18 @@ from catalog.groups.board import BoardQuery
 from catalog.groups.forms import PRELOADS
 from catalog.groups.views import board_context
 from catalog.models import AuditEntry, Group, Tool
+from toolcrib.lib.display import group_digits
 from toolcrib.lib.errors import Invalid, ToolcribError
 from toolcrib.lib.request import (
     announce,
     errors_as_messages,
     redirect_back,
+    redirect_next,
     submitted_query,
 )
 from toolcrib.lib.roles import actor_of, admin_required
 
-MAX_UNDONE_ENTRIES = 5
+MAX_UNDONE_ENTRIES = 500  # one action may change many groups
 STEPS = {"up": -1, "down": 1}
 PRELOAD_MESSAGES = {
     "default": "{} uses the default of {}",
@@ -113,7 +115,9 @@ def _perform(
         return redirect_back(request, "group", group.group_id, anchor=anchor)
     offer = group_undo.make_offer(f"{sentence}.", *writes)
     changed = preview.cached_group(find_group(destination or group.group_id))
-    announcement = f"{sentence}, now about {board.group_cost(changed).at_start:,} tokens."
+    announcement = (
+        f"{sentence}, now about {group_digits(board.group_cost(changed).at_start)} tokens."
+    )
     after: dict[str, Any] = {"offer": offer, "concurrent_edits": edits, "focus": name}
     return _render_board(request, group, announcement if offer else group_undo.NO_CHANGES, **after)
 
@@ -281,4 +285,4 @@ def _undo_response(
     url = reverse("group", args=[group.group_id]) if group else reverse("groups")
     if "HX-Request" in request.headers:
         return HttpResponse(status=204, headers={"HX-Redirect": url})
-    return redirect(url)
+    return redirect_next(request, url)

@@ -25,7 +25,7 @@ class NewGroupForm(forms.Form):
     )
     group_id = forms.CharField(
         label="Id",
-        widget=forms.TextInput(attrs=CODE_ATTRS),
+        widget=forms.TextInput(attrs=CODE_ATTRS | {"data-slug-of": "new_display_name"}),
         help_text="Agents load the group by this id, for example research or mcp:github.",
     )
     description = forms.CharField(

@@ -13,6 +13,7 @@ from typing import Any
 from catalog import cache, rendering
 from catalog.cache import CachedGroup, CachedTool
 from catalog.definitions import diff as definition_diff
+from catalog.definitions.validation import fitting_examples
 from catalog.groups import state as group_state
 from catalog.groups.state import State
 from catalog.models import AuditEntry, Group
@@ -102,8 +103,14 @@ class GroupPreview:
 
 def tool_object(tool: CachedTool) -> dict[str, Any]:
     schema = tool.approved.input_schema if tool.approved else {}
+    examples = fitting_examples(tool.approved, tool.input_examples) if tool.approved else ()
     return rendering.tool_object(
-        tool.name, tool.description, schema, source=tool.source, server=tool.server
+        tool.name,
+        tool.description,
+        schema,
+        source=tool.source,
+        server=tool.server,
+        examples=examples,
     )
 
 

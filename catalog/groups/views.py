@@ -24,6 +24,7 @@ from catalog.tools import detail
 from catalog.tools.forms import DeleteForm
 from toolcrib.lib import token_counter
 from toolcrib.lib.errors import Conflict
+from toolcrib.lib.figures import GROUP_BUDGET
 from toolcrib.lib.pagination import Page, offset_of, page_by_offset
 from toolcrib.lib.request import (
     announce,
@@ -33,7 +34,7 @@ from toolcrib.lib.request import (
     number,
     page_tabs,
 )
-from toolcrib.lib.roles import actor_of, admin_required, operator_required
+from toolcrib.lib.roles import actor_of, admin_required, viewer_required
 
 GROUPS_PER_PAGE = 200
 MAX_LISTED_TOOLS = 50  # tools that a notice lists
@@ -48,7 +49,7 @@ LINT_TITLES = {
 
 
 @require_safe
-@operator_required
+@viewer_required
 def groups(request: HttpRequest) -> HttpResponse:
     return _list_page(request, NewGroupForm(auto_id="new_%s"))
 
@@ -73,7 +74,7 @@ def _list_page(request: HttpRequest, form: NewGroupForm, status: int = 200) -> H
             for at, group in enumerate(page.rows, page.first)
         ],
         "scale": max((cost.stub + cost.definitions for cost in costs.values()), default=0),
-        "budget": group_board.BUDGET,
+        "budget": GROUP_BUDGET,
         "form": form,
         "offer": request.session.pop(UNDO_OFFER_KEY, None),
     }
@@ -81,7 +82,7 @@ def _list_page(request: HttpRequest, form: NewGroupForm, status: int = 200) -> H
 
 
 @require_safe
-@operator_required
+@viewer_required
 def compare(request: HttpRequest) -> HttpResponse:
     selected = list(dict.fromkeys(name for name in request.GET.getlist("group") if name))
     if len(selected) != 2:
@@ -122,7 +123,7 @@ def order(request: HttpRequest) -> HttpResponse:
 
 
 @require_safe
-@operator_required
+@viewer_required
 def group(request: HttpRequest, group_id: str) -> HttpResponse:
     """Render the board, or for htmx the list of tools or the preview alone."""
     group = find_group(group_id)
@@ -142,6 +143,8 @@ def group(request: HttpRequest, group_id: str) -> HttpResponse:
         "tool_lints": _by_code(group_health.tool_lints(group)),
         "offer": request.session.pop(UNDO_OFFER_KEY, None),
         "page_tabs": page_tabs(PAGE_TABS, "group", group.group_id),
+        "agents": group_board.list_agents(group),
+        "usage": group_board.count_group_usage([group])[group.pk],
         **board_context(request, group, query),
     }
     return render(request, "catalog/groups/board.html", context)
@@ -153,7 +156,7 @@ def board_context(
     return {
         "group": group,
         "board": group_board.build_board(group, query),
-        "budget": group_board.BUDGET,
+        "budget": GROUP_BUDGET,
         "last_edit_id": group_board.last_edit_id(group),
         "group_names": list(Group.objects.values_list("group_id", flat=True)[:MAX_COMPLETIONS]),
         **_tool_list_context(group, query),
@@ -208,7 +211,7 @@ def _by_code(lints: Sequence[Lint]) -> list[tuple[int, str, list[Lint]]]:
 
 
 @require_safe
-@operator_required
+@viewer_required
 def changes(request: HttpRequest, group_id: str) -> HttpResponse:
     """Render the edits by others since the board was rendered, for its polling."""
     group = find_group(group_id)
@@ -251,6 +254,17 @@ def edit(request: HttpRequest, group_id: str) -> HttpResponse:
             offer_undo(request, f"Saved settings of {write.group.group_id}.", write)
             return redirect("group-edit", write.group.group_id)
     return _settings_page(request, group, status=422, settings_form=form)
+
+
+@require_POST
+@admin_required
+def describe(request: HttpRequest, group_id: str) -> HttpResponse:
+    """Change the description alone, from the board."""
+    with errors_as_messages(request):
+        text = request.POST.get("description", "")
+        write = actions.edit(find_group(group_id), actor=actor_of(request), description=text)
+        offer_undo(request, f"Saved the description of {group_id}.", write)
+    return redirect("group", group_id)
 
 
 def _merge(request: HttpRequest, group: Group, submitted: group_state.State) -> Any:

@@ -5,23 +5,23 @@ depends on tools outside the scope.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice, zip_longest
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from catalog.search import query as search_query
-from catalog.search import ranking, weights
+from catalog.search import rankers, ranking, weights
 from catalog.search.bm25 import Floats
 from catalog.search.index import Index, Searchable
 from catalog.search.query import ParsedQuery
+from catalog.search.rankers import RANKED_STRATEGIES
 from catalog.search.ranking import KeywordScores
 from catalog.search.regex import match_pattern
 from catalog.search.tokenizer import normalize_name
 from toolcrib.lib.errors import Invalid
 
-RANKED_STRATEGIES = ("hybrid", "bm25", "embedding")
-STRATEGIES = (*RANKED_STRATEGIES, "regex")
 MAX_QUERY_LENGTH = 500
 MAX_SERVER_HINT_LENGTH = 200
 MAX_HITS = 50
@@ -49,13 +49,15 @@ class SearchResult(NamedTuple):
     """The first hits of a search; `total` counts all matches.
 
     `strategy` is the one that was used; `note` says why it is not the requested one, or what to
-    try if a query in another language has no results.
+    try if a query in another language has no results. `coverage` is the share of the query's words,
+    by weight, that the best tool contains; 1 where words do not count.
     """
 
     strategy: str
     total: int
     hits: tuple[Hit, ...]
     note: str = ""
+    coverage: float = 1.0
 
 
 def search(
@@ -75,14 +77,60 @@ def search(
     `server_hint` describes the server in words: its tools rank higher, none is excluded.
     Explaining the hits costs as much as finding them; pass `explain=False` for agents.
     """
-    if strategy and strategy not in STRATEGIES:
-        raise Invalid(
-            f"Unknown search strategy {strategy[:40]!r}.",
-            hint=f"Use one of {', '.join(STRATEGIES)}.",
-        )
+    _check_strategy(strategy)
     limit = max(1, min(limit, MAX_HITS))
     if strategy == "regex" or (pattern and not strategy):
         return _search_by_pattern(index, pattern or query, server, limit)
+    _check_query(query)
+    hint = server_hint[:MAX_SERVER_HINT_LENGTH]
+    return rank(index, query, strategy or "hybrid", server, hint, limit, explain=explain)
+
+
+def search_many(
+    index: Index,
+    queries: Sequence[str],
+    *,
+    strategy: str = "",
+    server: str = "",
+    server_hint: str = "",
+    limit: int = 10,
+    explain: bool = True,
+) -> tuple[SearchResult, tuple[SearchResult, ...]]:
+    """Search by several queries; return their hits merged, the best of each first, and each."""
+    _check_strategy(strategy)
+    if strategy == "regex":
+        raise Invalid("Several queries cannot be patterns.", hint="Use `pattern` for a pattern.")
+    limit = max(1, min(limit, MAX_HITS))
+    hint = server_hint[:MAX_SERVER_HINT_LENGTH]
+    matching = np.zeros(len(index), np.bool_)
+    results = []
+    for query in queries:
+        _check_query(query)
+        result, scores = _rank(
+            index, query, strategy or "hybrid", server, hint, limit, explain=explain
+        )
+        matching |= scores > 0
+        results.append(result)
+    merged: dict[str, Hit] = {}
+    for hits in zip_longest(*(result.hits for result in results)):
+        for hit in hits:
+            if hit is not None:
+                merged.setdefault(hit.name, hit)
+    total, first = int(np.count_nonzero(matching)), results[0]
+    coverage = min(result.coverage for result in results)
+    merged_hits = tuple(islice(merged.values(), limit))
+    return SearchResult(first.strategy, total, merged_hits, first.note, coverage), tuple(results)
+
+
+def _check_strategy(strategy: str) -> None:
+    if strategy and strategy not in (known := (*rankers.BUILT_IN, *rankers.names())):
+        raise Invalid(
+            f"Unknown search strategy {strategy[:40]!r}.",
+            hint=f"Use one of {', '.join(known)}.",
+        )
+
+
+def _check_query(query: str) -> None:
     if not query.strip():
         raise Invalid(
             "The query is empty.",
@@ -93,8 +141,6 @@ def search(
             f"The query has {len(query)} characters; at most {MAX_QUERY_LENGTH} are allowed.",
             hint="Describe in one sentence what the tool should do.",
         )
-    hint = server_hint[:MAX_SERVER_HINT_LENGTH]
-    return rank(index, query, strategy or "hybrid", server, hint, limit, explain=explain)
 
 
 def suggest_names(index: Index, text: str, limit: int = 5) -> list[str]:
@@ -109,6 +155,7 @@ class ScoredQuery(NamedTuple):
     max_score: float  # the best score, or the best possible one
     keyword: KeywordScores
     semantic: Floats | None
+    strategy: str  # that was used
     note: str = ""
 
 
@@ -123,6 +170,20 @@ def rank(
     explain: bool = True,
 ) -> SearchResult:
     """Rank tools by keyword scores, semantic scores or both. Does not limit the query's length."""
+    return _rank(index, query, strategy, server, server_hint, limit, explain=explain)[0]
+
+
+def _rank(
+    index: Index,
+    query: str,
+    strategy: str,
+    server: str,
+    server_hint: str,
+    limit: int,
+    *,
+    explain: bool,
+) -> tuple[SearchResult, Floats]:
+    """Rank tools; also return the score of every tool."""
     scored = _score(index, query, strategy)
     scores, max_score = scored.scores, scored.max_score
     if server_hint.strip():
@@ -145,9 +206,11 @@ def rank(
     else:
         ranked = zip(top.tolist(), top_scores, strict=True)
         hits = tuple(Hit(index.names[at], score, ()) for at, score in ranked)
-    used = strategy if scored.semantic is not None or strategy == "bm25" else "bm25"
     note = scored.note if hits else f"{scored.note} {_language_note(scored.query, query)}".strip()
-    return SearchResult(used, int(np.count_nonzero(scores > 0)), hits, note)
+    is_installed = scored.strategy not in RANKED_STRATEGIES
+    coverage = 1.0 if name_boosts or is_installed else scored.keyword.coverage
+    result = SearchResult(scored.strategy, int(np.count_nonzero(scores > 0)), hits, note, coverage)
+    return result, scores
 
 
 def _language_note(parsed: ParsedQuery, query: str) -> str:
@@ -170,13 +233,27 @@ def _top(scores: Floats, count: int, max_score: float) -> NDArray[np.intp]:
 
 
 def _score(index: Index, text: str, strategy: str) -> ScoredQuery:
+    if strategy in RANKED_STRATEGIES:
+        return _score_built_in(index, text, strategy)
+    scores = rankers.score(strategy, text, index.tools)
+    if scores is None:
+        found = _score_built_in(index, text, "hybrid")
+        note = f"The ranker {strategy} failed; the built-in one was used. {found.note}"
+        return found._replace(note=note.strip())
+    query = search_query.parse_query(text, index.postings, by_clause=False)
+    keyword = ranking.keyword_scores(index.postings, query)
+    best = float(scores.max(initial=0)) or 1.0
+    return ScoredQuery(query, scores, best, keyword, None, strategy)
+
+
+def _score_built_in(index: Index, text: str, strategy: str) -> ScoredQuery:
     # For BM25 alone, clauses gain little and cost half of its time.
     query = search_query.parse_query(text, index.postings, by_clause=strategy != "bm25")
     keyword = ranking.keyword_scores(index.postings, query)
     by_keywords = strategy == "bm25" or not len(index)
     cosines, note = (None, "") if by_keywords else _similarities(index, query)
     if cosines is None:
-        return ScoredQuery(query, keyword.scores, keyword.best, keyword, None, note)
+        return ScoredQuery(query, keyword.scores, keyword.best, keyword, None, "bm25", note)
     known = ~np.isnan(cosines[:, 0])
     semantic, matches = ranking.semantic_scores(cosines)
     if strategy == "embedding":
@@ -187,7 +264,7 @@ def _score(index: Index, text: str, strategy: str) -> ScoredQuery:
         scores = ranking.mix_scores(keyword, semantic, known)
         matches |= keyword.scores > 0
     masked = ranking.mask_scores(scores, matches)
-    return ScoredQuery(query, masked, 1.0, keyword, semantic, note)
+    return ScoredQuery(query, masked, 1.0, keyword, semantic, strategy, note)
 
 
 def _similarities(index: Index, query: ParsedQuery) -> tuple[NDArray[np.float32] | None, str]:
@@ -198,7 +275,7 @@ def _similarities(index: Index, query: ParsedQuery) -> tuple[NDArray[np.float32]
     pending = index.pending_vectors
     if pending == len(index):
         return None, "Ranked by keywords only: the tools' vectors are still being computed."
-    cosines = index.vectors.products(index.rows, index.vectors.encode(query.texts))
+    cosines = index.similarities(index.vectors.encode(query.texts))
     if not pending:
         return cosines, ""
     return cosines, (

@@ -15,8 +15,9 @@ from django.utils import timezone
 from catalog import audit
 from catalog.audit import Actor
 from catalog.models import GoldenQuery, GoldenResult, Tool
-from catalog.search.engine import MAX_QUERY_LENGTH, RANKED_STRATEGIES, search
+from catalog.search.engine import MAX_QUERY_LENGTH, search
 from catalog.search.index import Index
+from catalog.search.rankers import RANKED_STRATEGIES
 from catalog.tools.actions import check_storable
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
 
@@ -29,10 +30,13 @@ BANDS = (1, 5, DEFAULT_LIMIT)
 
 @transaction.atomic
 def set_expected_tools(
-    query: str, names: Iterable[str], *, origin: str, actor: Actor
+    query: str, names: Iterable[str], *, origin: str, actor: Actor, allow_unknown: bool = False
 ) -> GoldenQuery:
-    """Set the expected tools of a query, new or existing. A change deletes its results."""
-    text, expected = _normalize_query(query), _check_tools(names)
+    """Set the expected tools of a query, new or existing. A change deletes its results.
+
+    `allow_unknown` accepts names of tools that no sync has brought yet.
+    """
+    text, expected = _normalize_query(query), _check_tools(names, allow_unknown)
     golden = GoldenQuery.objects.select_for_update().filter(query=text).first()
     if golden is None:
         if GoldenQuery.objects.count() >= MAX_GOLDEN_QUERIES:
@@ -49,6 +53,20 @@ def set_expected_tools(
     golden.save()
     audit.record(actor, "golden.mark", golden, before={"right": before}, after={"right": expected})
     return golden
+
+
+def import_rows(rows: Iterable[Sequence[str]], *, origin: str, actor: Actor) -> list[GoldenQuery]:
+    """Set the expected tools of many queries: all of them or, after an error, none."""
+    imported = []
+    with transaction.atomic():
+        for number, (query, *names) in enumerate(rows, 1):
+            try:
+                golden = set_expected_tools(query, filter(None, names), origin=origin, actor=actor)
+            except ToolcribError as error:
+                message = f"Line {number}: {error.message}"
+                raise Invalid(message, hint=error.hint, code="golden_line") from error
+            imported.append(golden)
+    return imported
 
 
 @transaction.atomic
@@ -88,8 +106,8 @@ def _normalize_query(query: str) -> str:
     return text
 
 
-def _check_tools(names: Iterable[str]) -> list[str]:
-    """Return the names sorted; refuse unknown tools."""
+def _check_tools(names: Iterable[str], allow_unknown: bool) -> list[str]:
+    """Return the current names, sorted; refuse unknown tools, unless those are allowed."""
     expected = sorted(set(names))
     if not expected:
         raise Invalid("A golden query needs an expected tool.", hint="Name at least one tool.")
@@ -97,15 +115,14 @@ def _check_tools(names: Iterable[str]) -> list[str]:
         raise Invalid(
             f"A golden query has at most {MAX_EXPECTED_TOOLS} expected tools.", hint="Name fewer."
         )
-    valid = [name for name in expected if name.isascii() and "\0" not in name]
-    rows = Tool.objects.filter(public_name__in=valid)
-    known = set(rows.values_list("public_name", flat=True))
-    unknown = [name for name in expected if name not in known]
+    known = Tool.objects.by_name(expected)
+    valid = {name for name in expected if name.isascii() and "\0" not in name}
+    unknown = [name for name in expected if name not in (valid if allow_unknown else known)]
     if unknown:
         raise NotFound(
             f"Tool not found: {unknown[0][:80]}.", hint="Check the name in the list of tools."
         )
-    return expected
+    return sorted({known[name].public_name if name in known else name for name in expected})
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ class Searchable:
     description: str
     parameters: str
     groups: tuple[str, ...]
-    hints: tuple[str, ...] = ()  # search aliases and example queries written by an admin
+    hints: tuple[str, ...] = ()  # search aliases and example queries by people
+    phrases: tuple[str, ...] = ()  # search hints of other sources
 
     @property
     def passage(self) -> str:
@@ -40,6 +41,15 @@ class Searchable:
     @property
     def key(self) -> str:
         return _key(self.original_name, self.description, self.parameters, self.hints)
+
+    @property
+    def phrase_passage(self) -> str:
+        """The text of the second vector, which can only raise a tool; empty without phrases."""
+        return ". ".join(self.phrases).replace(encoder.PART_SEPARATOR, " ")
+
+    @property
+    def phrase_key(self) -> str:
+        return _phrase_key(self.phrases) if self.phrases else ""
 
 
 class VectorSource(Protocol):
@@ -70,6 +80,7 @@ def index_tool(tool: Searchable) -> IndexedTool:
         (tool.parameters, weights.PARAMETERS),
         (" ".join(tool.groups), weights.GROUPS),
         (" ".join(tool.hints), weights.HINTS),
+        (" ".join(tool.phrases), weights.PHRASES),
     )
     return IndexedTool(
         make_document((tokenize(text), weight) for text, weight in fields if text),
@@ -82,6 +93,11 @@ def index_tool(tool: Searchable) -> IndexedTool:
 @lru_cache(maxsize=MAX_INDEXED_TOOLS)
 def _key(name: str, description: str, parameters: str, hints: tuple[str, ...]) -> str:
     return encoder.key(encoder.passage(name, description, parameters, hints))
+
+
+@lru_cache(maxsize=MAX_INDEXED_TOOLS)
+def _phrase_key(phrases: tuple[str, ...]) -> str:
+    return encoder.key(". ".join(phrases).replace(encoder.PART_SEPARATOR, " "))
 
 
 class Index:
@@ -99,6 +115,10 @@ class Index:
         self.keys = [tool.key for tool in self.tools]
         self.vectors = vectors
         self._rows = np.full(len(self.tools), -1, np.intp)
+        # The tools with phrases, by position, and the keys and rows of their second vectors.
+        self.phrased = np.array([at for at, tool in enumerate(self.tools) if tool.phrases], np.intp)
+        self._phrase_keys = [self.tools[at].phrase_key for at in self.phrased]
+        self._phrase_rows = np.full(len(self.phrased), -1, np.intp)
         self._names = sorted((name, at) for at, tool in enumerate(indexed) for name in tool.names)
         self._prefixes = {name[:PREFIX_LENGTH] for name, _ in self._names}
         SPELLING.update()
@@ -113,9 +133,28 @@ class Index:
     @property
     def rows(self) -> NDArray[np.intp]:
         """The matrix row of each tool's vector; -1 while it is pending."""
-        if self.vectors is not None and (self._rows < 0).any():
-            self._rows = self.vectors.rows(self.keys)
+        is_pending = (self._rows < 0).any() or (self._phrase_rows < 0).any()
+        if self.vectors is not None and is_pending:
+            rows = self.vectors.rows([*self.keys, *self._phrase_keys])
+            self._rows, self._phrase_rows = rows[: len(self.keys)], rows[len(self.keys) :]
         return self._rows
+
+    def similarities(self, vectors: encoder.Vectors) -> NDArray[np.float32]:
+        """Return the cosine of each tool to each vector; NaN while the tool's is pending.
+
+        Phrases raise the similarity of a tool and never lower it, so that a tool with phrases
+        is found by other words no worse than before.
+        """
+        assert self.vectors is not None  # noqa: S101 - callers check
+        rows, count = self.rows, len(self.tools)
+        if not len(self.phrased):
+            return self.vectors.products(rows, vectors)
+        both = self.vectors.products(np.concatenate([rows, self._phrase_rows]), vectors)
+        cosines, own = both[:count], both[:count][self.phrased]
+        share = weights.PHRASE_VECTOR
+        raised = (1 - share) * own + share * np.nan_to_num(both[count:], nan=-1.0)
+        cosines[self.phrased] = np.maximum(own, raised)
+        return cosines
 
     @cached_property
     def servers(self) -> NDArray[np.str_]:
@@ -147,8 +186,13 @@ def _utf8(text: str) -> bytes:
     return text[:MAX_TEXT_LENGTH].encode(errors="replace")
 
 
-def make_searchable(tool: "CachedTool", groups: Sequence[str]) -> Searchable:
-    """Return the searchable fields of a tool, with the texts of its groups."""
+def make_searchable(
+    tool: "CachedTool", groups: Sequence[str], phrases: tuple[str, ...] | None = None
+) -> Searchable:
+    """Return the searchable fields of a tool, with the texts of its groups.
+
+    `phrases` replaces those for all agents, for an agent that has some of its own.
+    """
     title, _, parameters = tool.approved.search_fields if tool.approved else ("", "", "")
     return Searchable(
         name=tool.name,
@@ -159,4 +203,5 @@ def make_searchable(tool: "CachedTool", groups: Sequence[str]) -> Searchable:
         parameters=parameters,
         groups=tuple(groups),
         hints=tool.hints,
+        phrases=tool.phrases if phrases is None else phrases,
     )

@@ -1,4 +1,4 @@
-"""Word-by-word translation of Spanish, German, French and Chinese queries to English. Pure.
+"""Word-by-word translation of queries in eight languages to English. Pure.
 
 Tools are described in English and the embedding model was trained on it. A query is translated if
 the glossary knows enough of its words: stop words are dropped, names and numbers stay. English
@@ -12,7 +12,8 @@ from pathlib import Path
 
 from catalog.search.tokenizer import fold
 
-GLOSSARY_FILE = Path(__file__).with_name("glossary.txt")
+# Each has a column of English, three or two of languages with spaces, then those without.
+GLOSSARY_FILES = (("glossary.txt", 3), ("glossary_more.txt", 2))
 MIN_KNOWN_SHARE = 1 / 3  # of the words of a query, or of its characters in unspaced scripts
 STOP_WORD_MARK = "-"
 CONJUNCTIONS = (("and",), ("then",))  # stop words that separate clauses
@@ -21,15 +22,25 @@ GERMAN = 1  # index of its column
 MIN_COMPOUND_PART = 4  # letters of each part of a compound
 CHINESE = re.compile("[\u3400-\u9fff]+")
 KANA = re.compile("[\u3040-\u30ff]")  # Japanese uses Chinese characters with other meanings
+JAPANESE = re.compile("[\u3005\u3040-\u30ff\u3400-\u9fff]+")
+KOREAN = re.compile("[\uac00-\ud7a3]+(?: [\uac00-\ud7a3]+)*")  # particles are part of its words
 QUOTE = re.compile("['\u2019]")
 LETTERS = r"[^\W\d_]+"
 BEFORE, AFTER = r"(?<![\w./@\\])", r"(?![\w/@\\]|\.\w)"  # not within a path or an address
 # Suffixes that a glossary word may take, by language: of nouns, and of verbs by infinitive ending.
-NOUN_SUFFIXES = (("s", "es"), ("n", "en", "e", "s", "es", "er"), ("s", "x", "e", "es"))
+NOUN_SUFFIXES: tuple[tuple[str, ...], ...] = (
+    ("s", "es"),
+    ("n", "en", "e", "s", "es", "er"),
+    ("s", "x", "e", "es"),
+    ("s", "es"),
+    (),  # Italian plurals replace the last vowel and are listed
+)
 VERB_SUFFIXES = (
     {"ar": "a e o as an en ame ando ado", "er": "e o es en iendo ido", "ir": "e o es en iendo ido"},
     {"en": "e t st end", "ern": "ere ert", "eln": "le elt"},
     {"er": "e es ez ons ent ant é", "ir": "is it issez", "re": "s ez"},
+    {"ar": "a e o am em ando ado", "er": "e o em endo ido", "ir": "e o em indo ido"},
+    {"are": "a o i ano ando ato", "ere": "e o i ono endo uto", "ire": "e o i ono endo ito"},
 )
 COMPOUND_LINKS = ("", "s", "n", "en", "es")
 
@@ -65,14 +76,16 @@ class Language:
 
     english: dict[str, tuple[str, ...]] = field(default_factory=dict)
     distinctive: set[str] = field(default_factory=set)  # words that do not exist in English
+    longest: int = 0  # characters of the longest word
 
 
 @dataclass(frozen=True)
 class Glossary:
-    spaced: tuple[Language, ...]
+    spaced: tuple[Language, ...]  # Spanish, German, French, Portuguese, Italian
     distinctive: frozenset[str]  # of all spaced languages
     chinese: Language
-    longest_chinese: int  # characters of the longest Chinese word
+    japanese: Language
+    korean: Language
     word: re.Pattern[str]
 
 
@@ -90,8 +103,8 @@ def translate(
     """
     if not unknown:
         return None
-    if not query.isascii() and CHINESE.search(query) and not KANA.search(query):
-        return _translate_chinese(query, is_indexed)
+    if not query.isascii() and (unspaced := _unspaced_language(query)):
+        return _translate_unspaced(query, *unspaced, is_indexed)
     compounds = {word for word in map(str.casefold, unknown) if _split_compound(word)}
     if not compounds and GLOSSARY.distinctive.isdisjoint(map(str.casefold, spellings)):
         return None  # fast path: nearly all queries
@@ -138,30 +151,41 @@ def _split_compound(word: str) -> Meanings:
     return None
 
 
-def _translate_chinese(query: str, is_indexed: Callable[[str], bool]) -> Translation | None:
+def _unspaced_language(query: str) -> tuple[re.Pattern[str], Language] | None:
+    """Return the script and the language of a query that is not split at spaces."""
+    if KANA.search(query):
+        return JAPANESE, GLOSSARY.japanese
+    if KOREAN.search(query):
+        return KOREAN, GLOSSARY.korean
+    return (CHINESE, GLOSSARY.chinese) if CHINESE.search(query) else None
+
+
+def _translate_unspaced(
+    query: str, script: re.Pattern[str], language: Language, is_indexed: Callable[[str], bool]
+) -> Translation | None:
     translation, known, total = Translation(), 0, 0
 
     def replace(match: re.Match[str]) -> str:
         nonlocal known, total
         total += len(match.group())
         words = []
-        for word, meanings in _segment(match.group()):
+        for word, meanings in _segment(match.group(), language):
             known += 0 if meanings is None else len(word)
             words.append(
                 word if meanings is None else translation.translate_word(word, meanings, is_indexed)
             )
         return f" {' '.join(words)} "
 
-    text = CHINESE.sub(replace, query)
+    text = script.sub(replace, query)
     return translation.with_text(text) if known >= MIN_KNOWN_SHARE * total else None
 
 
-def _segment(text: str) -> Iterator[tuple[str, Meanings]]:
-    """Split Chinese text by longest match; runs of unknown characters stay together."""
+def _segment(text: str, language: Language) -> Iterator[tuple[str, Meanings]]:
+    """Split text without spaces by longest match; runs of unknown characters stay together."""
     at = unknown = 0
     while at < len(text):
-        for length in range(min(GLOSSARY.longest_chinese, len(text) - at), 0, -1):
-            meanings = GLOSSARY.chinese.english.get(text[at : at + length])
+        for length in range(min(language.longest, len(text) - at), 0, -1):
+            meanings = language.english.get(text[at : at + length])
             if meanings is not None:
                 if unknown < at:
                     yield text[unknown:at], None
@@ -175,47 +199,58 @@ def _segment(text: str) -> Iterator[tuple[str, Meanings]]:
 
 
 def _read_glossary() -> Glossary:
-    rows = [
-        [cell.split() for cell in line.split("|")]
-        for line in GLOSSARY_FILE.read_text(encoding="utf-8").splitlines()
-        if line and not line.startswith("#")
-    ]
-    english = {word for row in rows if row[0] == [ENGLISH_MARK] for word in row[1]}
-    english.update(word for row in rows for word in row[0])
-    rows = [row for row in rows if row[0] != [ENGLISH_MARK]]
-    languages = [_read_language(rows, column) for column in range(1, 5)]
-    for language in languages:
+    files = []
+    for name, spaced_count in GLOSSARY_FILES:
+        lines = Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()
+        cells = [line.split("|") for line in lines if line and not line.startswith("#")]
+        files.append(([[cell.split() for cell in row] for row in cells], spaced_count))
+    english = {
+        word for rows, _ in files for row in rows if row[0] == [ENGLISH_MARK] for word in row[1]
+    }
+    english.update(word for rows, _ in files for row in rows for word in row[0])
+    spaced: list[Language] = []
+    unspaced: list[Language] = []
+    for rows, spaced_count in files:
+        words = [row for row in rows if row[0] != [ENGLISH_MARK]]
+        for column in range(1, len(words[0])):
+            is_spaced = column <= spaced_count
+            suffixes = len(spaced) if is_spaced else None
+            language = _read_language(words, column, suffixes)
+            (spaced if is_spaced else unspaced).append(language)
+    for language in spaced:
         language.distinctive.update(
             word
             for word in language.english
             if not {word, word.removesuffix("s"), word.removesuffix("es")} & english
         )
     phrases = [
-        word.replace(" ", "[ -]")
-        for language in languages[:3]
-        for word in language.english
-        if " " in word
+        word.replace(" ", "[ -]") for language in spaced for word in language.english if " " in word
     ]
+    chinese, japanese, korean = unspaced
     return Glossary(
-        (languages[0], languages[1], languages[2]),
-        frozenset().union(*(language.distinctive for language in languages[:3])),
-        languages[3],
-        max(map(len, languages[3].english)),
+        tuple(spaced),
+        frozenset().union(*(language.distinctive for language in spaced)),
+        chinese,
+        japanese,
+        korean,
         re.compile(rf"{BEFORE}(?:{'|'.join([*phrases, LETTERS])}){AFTER}", re.IGNORECASE),
     )
 
 
-def _read_language(rows: Sequence[Sequence[Sequence[str]]], column: int) -> Language:
-    """Read one column of the glossary; listed words take precedence over inflected forms."""
+def _read_language(
+    rows: Sequence[Sequence[Sequence[str]]], column: int, suffixes: int | None
+) -> Language:
+    """Read one column of a glossary; listed words take precedence over inflected forms."""
     language, inflected = Language(), Language()
     for row in rows:
         meanings = () if row[0] == [STOP_WORD_MARK] else tuple(row[0])
         for cell in row[column]:
             word = fold(cell).casefold().replace("_", " ")
             language.english.setdefault(word, meanings)
-            for form in _inflect(word, column - 1) if meanings and column < 4 else ():
+            for form in _inflect(word, suffixes) if meanings and suffixes is not None else ():
                 inflected.english.setdefault(form, meanings)
     language.english = inflected.english | language.english
+    language.longest = max(map(len, language.english))
     return language
 
 

@@ -10,7 +10,8 @@ TITLE = 2
 DESCRIPTION = 2
 PARAMETERS = 1
 GROUPS = 1
-HINTS = 4
+HINTS = 4  # by people
+PHRASES = 1  # hints of other sources
 
 # BM25: how fast repeated words saturate, and how much long documents are penalized.
 BM25_K1 = 2.4
@@ -28,7 +29,11 @@ SEMANTIC_LESS_BY_COVERAGE = 0.5
 BACKGROUND_DAMPING = 20
 
 # The minimum cosine of a match without a common term.
-SEMANTIC_MATCH = 0.25
+SEMANTIC_MATCH = 0.2
+
+# Below this coverage by the best tool, a query is likely a person's sentence, and the response to
+# an agent says how to ask.
+LOW_COVERAGE = 0.2
 
 # The share of `server_hint` in the score.
 SERVER_HINT = 0.25
@@ -42,8 +47,11 @@ EXACT_NAME = 6
 SAME_NAME = 4
 NAME_PREFIX = 2
 
-# The weights of a tool's vectors: description, name, parameters, hints.
+# The weights of a tool's vectors: description, name, parameters, hints by people.
 VECTOR_SHARES = (0.5, 0.25, 0.25, 0.25)
+
+# The share of the vector of other hints, where it raises the similarity of a tool.
+PHRASE_VECTOR = 0.7
 
 # The minimum similarity of a suggested name (difflib's ratio).
 SIMILAR_NAME = 0.6

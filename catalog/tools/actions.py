@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
 from django.conf import settings
@@ -10,13 +11,32 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from catalog import audit
-from catalog.definitions import ingest, public_names
+from catalog.definitions import effective, public_names, storage
 from catalog.definitions.findings import KnownNames, definition_findings
 from catalog.definitions.parsing import Rejected, read_tool
-from catalog.models import CallPolicy, DefinitionChange, Revision, Tool
+from catalog.definitions.validation import MAX_EXAMPLES, Validator
+from catalog.models import (
+    CallPolicy,
+    DefinitionChange,
+    FormerName,
+    PayloadStorage,
+    ReadOnly,
+    Revision,
+    Tool,
+)
+from catalog.rendering import described_with_examples
 from toolcrib.lib.errors import Conflict, Invalid
 from toolcrib.lib.roles import Actor
 
+CUSTOM_TOOL_FIELDS = frozenset(
+    {"name", "title", "description", "inputSchema", "outputSchema", "annotations", "_meta", "icons"}
+    | {"execution", "input_examples"}
+)
+# Of a provider's format; they say nothing about the tool itself.
+PROVIDER_FIELDS = frozenset(
+    {"type", "strict", "input_schema", "parameters", "defer_loading", "cache_control"}
+)
+MAX_EXAMPLE_BYTES = 16 * 1024
 UNSTORABLE_CHARACTERS = re.compile(r"[\x00\ud800-\udfff]")
 
 
@@ -32,7 +52,8 @@ def override_description(tool: Tool, text: str, *, actor: Actor) -> Tool:
         )
     before, tool.description_override = tool.description_override, text
     if before != text:
-        tool.save(update_fields=["description_override"])
+        effective.refresh(tool)
+        tool.save(update_fields=["description_override", *effective.EFFECTIVE_FIELDS])
         states = {"before": {"description": before}, "after": {"description": text}}
         audit.record(actor, "tool.override", tool, **states)
         Revision.bump()
@@ -64,6 +85,28 @@ def release(tool: Tool, *, actor: Actor) -> Tool:
     return tool
 
 
+class Access(StrEnum):
+    """Whether agents find and call a tool: one control for the call policy and for hiding."""
+
+    AVAILABLE = "available"
+    BLOCKED = "blocked"  # visible, but calls are refused: call_policy deny
+    HIDDEN = "hidden"  # neither found nor called: state held
+
+
+def access_of(tool: Tool) -> Access:
+    if tool.held_at:
+        return Access.HIDDEN
+    return Access.BLOCKED if tool.call_policy == CallPolicy.DENY else Access.AVAILABLE
+
+
+@transaction.atomic
+def set_access(tool: Tool, access: Access, reason: str, *, actor: Actor) -> Tool:
+    if access == Access.HIDDEN:
+        return hold(tool, reason, actor=actor)
+    policy = CallPolicy.DENY if access == Access.BLOCKED else CallPolicy.ALLOW
+    return set_call_policy(release(tool, actor=actor), policy, actor=actor)
+
+
 @transaction.atomic
 def set_call_policy(tool: Tool, policy: str, *, actor: Actor) -> Tool:
     tool = lock_tool(tool)
@@ -76,6 +119,71 @@ def set_call_policy(tool: Tool, policy: str, *, actor: Actor) -> Tool:
         audit.record(actor, "tool.policy", tool, **states)
         Revision.bump()
     return tool
+
+
+@transaction.atomic
+def set_payload_storage(tool: Tool, storage: str, *, actor: Actor) -> Tool:
+    """Set what is stored of the arguments and results of future calls to a tool."""
+    tool = lock_tool(tool)
+    if storage not in PayloadStorage.values:
+        raise Invalid(f"The payload storage must be one of {', '.join(PayloadStorage.values)}.")
+    if tool.payload_storage != storage:
+        states = {"before": {"storage": tool.payload_storage}, "after": {"storage": storage}}
+        tool.payload_storage = storage
+        tool.save(update_fields=["payload_storage"])
+        audit.record(actor, "tool.storage", tool, **states)
+        Revision.bump()
+    return tool
+
+
+@transaction.atomic
+def set_read_only(tool: Tool, read_only: str, *, actor: Actor) -> Tool:
+    """Overrule the server's claim that a tool only reads, or follow it again."""
+    tool = lock_tool(tool)
+    if read_only not in ReadOnly.values:
+        raise Invalid(f"read_only must be one of {', '.join(ReadOnly.values)}.")
+    if tool.read_only != read_only:
+        states = {"before": {"read_only": tool.read_only}, "after": {"read_only": read_only}}
+        tool.read_only = read_only
+        tool.save(update_fields=["read_only"])
+        audit.record(actor, "tool.read_only", tool, **states)
+        Revision.bump()
+    return tool
+
+
+@transaction.atomic
+def set_input_examples(tool: Tool, examples: object, *, actor: Actor) -> Tool:
+    """Set example arguments, which agents get with the definition; each must fit its schema."""
+    tool = lock_tool(tool)
+    checked = _check_examples(tool, examples)
+    if tool.input_examples != checked:
+        states = {"before": {"examples": tool.input_examples}, "after": {"examples": checked}}
+        tool.input_examples = checked
+        tool.save(update_fields=["input_examples"])
+        audit.record(actor, "tool.examples", tool, **states)
+        Revision.bump()
+    return tool
+
+
+def _check_examples(tool: Tool, examples: object) -> list[dict[str, Any]]:
+    if not isinstance(examples, list) or not all(isinstance(item, dict) for item in examples):
+        raise Invalid("input_examples must be a list of objects, each the arguments of a call.")
+    if len(examples) > MAX_EXAMPLES or len(json.dumps(examples)) > MAX_EXAMPLE_BYTES:
+        raise Invalid(
+            f"A tool has at most {MAX_EXAMPLES} input examples, of "
+            f"{MAX_EXAMPLE_BYTES // 1024} KB together.",
+            hint="Keep the most telling ones.",
+        )
+    if UNSTORABLE_CHARACTERS.search(json.dumps(examples, ensure_ascii=False)):
+        raise Invalid("An input example contains NUL or invalid Unicode characters.")
+    validator = Validator(tool.served.input_schema) if tool.served and examples else None
+    for number, example in enumerate(examples, 1):
+        if validator and not (validator.can_check(example) and not validator.problems(example)):
+            raise Invalid(
+                f"Input example {number} does not fit the tool's input schema.",
+                hint="Correct it, or remove it.",
+            )
+    return examples
 
 
 def check_storable(text: str, noun: str = "Text") -> str:
@@ -103,8 +211,13 @@ def normalize_tool(raw: object) -> dict[str, Any]:
             "The tool has no input schema.",
             hint="Put it under inputSchema (MCP), parameters (OpenAI) or input_schema (Anthropic).",
         )
-    dropped = {"type", "strict", "input_schema", "parameters", "defer_loading", "cache_control"}
-    tool = {key: value for key, value in source.items() if key not in dropped}
+    wrapper = set(raw) - {"type", "function"} if source is not raw else set()
+    if unknown := sorted(wrapper | (source.keys() - CUSTOM_TOOL_FIELDS - PROVIDER_FIELDS)):
+        raise Invalid(
+            f"Unknown fields of a tool: {', '.join(name[:40] for name in unknown[:5])}.",
+            hint=f"A tool has {', '.join(sorted(CUSTOM_TOOL_FIELDS))}.",
+        )
+    tool = {key: value for key, value in source.items() if key not in PROVIDER_FIELDS}
     schema = source[schema_key]
     if isinstance(schema, dict) and "type" not in schema:
         schema = {"type": "object", **schema}
@@ -120,14 +233,16 @@ def save_custom_tool(raw: object, *, actor: Actor, tool: Tool | None = None) -> 
         raise Invalid(
             f"The tool is invalid: {error}.", hint="Correct the definition and retry."
         ) from error
-    public = public_names.public_name("", remote.name)
+    public = tool.public_name if tool else _new_public_name(remote.name)
     if public in public_names.META_TOOLS:
         raise Conflict(f"{public} is the name of a built-in tool.", hint="Choose another name.")
+    if tool is None and FormerName.objects.filter(name=public).exists():
+        raise Conflict(f"A tool was called {public} before.", hint="Choose another name.")
     if tool is not None and tool.name != remote.name:
         raise Invalid(
             "A custom tool cannot be renamed.", hint="Create a new tool with the new name."
         )
-    definition = ingest.store_definitions([remote])[remote.sha256]
+    definition = storage.store_definitions([remote])[remote.sha256]
     findings = [finding._asdict() for finding in definition_findings(remote.tool, KnownNames())]
     try:
         with transaction.atomic():
@@ -138,6 +253,15 @@ def save_custom_tool(raw: object, *, actor: Actor, tool: Tool | None = None) -> 
         raise Conflict(
             f"A tool called {public} already exists.", hint="Choose another name."
         ) from error
+
+
+def _new_public_name(name: str) -> str:
+    """Return the public name of a custom tool; `é` and `ü` both become `_`, so one gets a hash."""
+    public = public_names.public_name("", name)
+    is_changed = public != name
+    if is_changed and Tool.objects.filter(public_name=public).exclude(name=name).exists():
+        return public_names.public_name("", name, hashed=True)
+    return public
 
 
 def _set_definition(
@@ -151,6 +275,8 @@ def _set_definition(
     if before:
         tool.changed_at = timezone.now()
     tool.state = tool.derive_state()
+    if tool.is_overridden:
+        effective.refresh(tool)
     tool.save()
     if before:
         DefinitionChange.objects.create(
@@ -178,13 +304,18 @@ def delete_custom_tool(tool: Tool, *, actor: Actor) -> None:
     Revision.bump()
 
 
-def to_provider_format(tool: Mapping[str, Any], shape: str) -> dict[str, Any]:
+def to_provider_format(
+    tool: Mapping[str, Any], shape: str, examples: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
     """Convert an MCP tool object to the format of a provider: mcp, openai or anthropic."""
     fields = {"name": tool["name"], "description": tool.get("description", "")}
+    examples = list(examples or tool.get("input_examples", ()))
     if shape == "openai":
+        fields["description"] = described_with_examples({**fields, "input_examples": examples})
         return {"type": "function", "function": fields | {"parameters": tool["inputSchema"]}}
     if shape == "anthropic":
-        return fields | {"input_schema": tool["inputSchema"]}
+        more = {"input_examples": examples} if examples else {}
+        return fields | {"input_schema": tool["inputSchema"]} | more
     return dict(tool)
 
 

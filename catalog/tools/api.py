@@ -1,21 +1,25 @@
-"""Admin API: tools, definitions, approvals, search hints and the audit log."""
+"""Admin API: tools, definitions, approvals and the audit log."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
-from django.http import HttpRequest
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
 from ninja import Body, Router, Schema, Status
 
 from catalog.approvals import actions as approval_actions
-from catalog.audit.queries import serialize_entry
-from catalog.models import AuditEntry, Definition, Tool, ToolHint
+from catalog.audit.log import as_record
+from catalog.groups import lints as lint_rules
+from catalog.groups.custom_tools import create_custom_tool, split_request
+from catalog.models import AuditEntry, Definition, Tool, ToolState
 from catalog.tools import actions as tool_actions
-from catalog.tools import hints
+from catalog.tools import overrides
+from catalog.tools.detail import effective_tool
 from catalog.tools.queries import find_tool
-from toolcrib.lib.api_schemas import ERRORS, Strict
+from toolcrib.lib.api_schemas import ERRORS, Strict, set_location
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import cut_page
-from toolcrib.lib.roles import key_actor
+from toolcrib.lib.roles import Actor, key_actor
 
 router = Router()
 
@@ -23,6 +27,7 @@ router = Router()
 class ToolOut(Schema):
     name: str
     original_name: str
+    alias: str  # empty: none
     source: str
     mcpServer: str | None = None
     description: str
@@ -31,6 +36,10 @@ class ToolOut(Schema):
     state: str
     reason: str
     call_policy: str
+    payload_storage: str  # default, nothing, masked, all
+    read_only: str  # claimed, yes, no
+    input_examples: list[dict[str, Any]]  # arguments that agents get as examples
+    needs: str  # a capability of clients, without which they do not see it; empty: none
     tokens: int | None
     findings: list[dict[str, str]]
     annotations_claimed: dict[str, Any]
@@ -39,7 +48,11 @@ class ToolOut(Schema):
 
 
 class ToolDetail(ToolOut):
+    former_names: list[str]  # still accepted
+    parameters: dict[str, dict[str, Any]]  # overrides: description, hidden, fixed
+    dropped_overrides: list[dict[str, Any]]  # of parameters that an approved change removed
     definition: dict[str, Any] | None
+    effective_definition: dict[str, Any] | None  # with all overrides: what agents get
     waiting_definition: dict[str, Any] | None
     # Pass it to approve or keep-old to decide on exactly this definition.
     waiting_sha256: str | None
@@ -50,9 +63,22 @@ class ToolPage(Schema):
     next_cursor: str | None
 
 
+class ParameterOverride(Strict):
+    """What agents get of one parameter instead of the server's."""
+
+    description: str = ""
+    hidden: bool = False
+    fixed: Any = None  # set: Toolcrib puts this value in
+
+
 class ToolEdit(Strict):
+    alias: str | None = None  # a new public name; empty: the original one
+    parameters: dict[str, ParameterOverride] | None = None  # replaces all; {}: none
     description_override: str | None = None
     call_policy: str | None = None
+    payload_storage: str | None = None
+    read_only: str | None = None
+    input_examples: list[dict[str, Any]] | None = None
 
 
 class HoldIn(Strict):
@@ -67,8 +93,20 @@ class ChangeOut(Schema):
     after: dict[str, Any]
 
 
+class ToolLint(Schema):
+    code: str
+    subject: str
+    sentence: str
+
+
+class LintReport(Schema):
+    tool_name: str
+    lints: list[ToolLint]
+
+
 class AuditOut(Schema):
     id: int
+    position: int | None  # in the chain; null: not chained yet, 0: recorded before it began
     at: datetime
     actor: str
     verb: str
@@ -89,14 +127,19 @@ def serialize_tool(tool: Tool, *, shape: str = "") -> dict[str, Any]:
     body: dict[str, Any] = {
         "name": tool.public_name,
         "original_name": tool.name,
+        "alias": tool.alias,
         "source": tool.source,
         "mcpServer": tool.server.slug if tool.server else None,
         "description": tool.description,
         "server_description": definition.description if definition else "",
-        "overridden": bool(tool.description_override),
+        "overridden": tool.is_overridden,
         "state": tool.state,
         "reason": tool.held_reason if tool.held_at else tool.rejected_reason,
         "call_policy": tool.call_policy,
+        "payload_storage": tool.payload_storage,
+        "read_only": tool.read_only,
+        "input_examples": tool.input_examples,
+        "needs": tool.needs,
         "tokens": tool.tokens,
         "findings": tool.findings,
         "annotations_claimed": tool.annotations,
@@ -105,8 +148,16 @@ def serialize_tool(tool: Tool, *, shape: str = "") -> dict[str, Any]:
     }
     if shape:
         pending = tool.latest if tool.latest_id != tool.approved_id else None
-        body["definition"] = _definition(tool.approved, shape)
-        body["waiting_definition"] = _definition(pending, shape)
+        examples = tool.input_examples
+        body["former_names"] = [row.name for row in tool.former_names.all()]
+        body["parameters"] = tool.parameter_overrides
+        body["dropped_overrides"] = tool.dropped_overrides
+        body["definition"] = _definition(tool.approved, shape, examples)
+        effective = effective_tool(tool)
+        body["effective_definition"] = (
+            tool_actions.to_provider_format(effective, shape) if effective else None
+        )
+        body["waiting_definition"] = _definition(pending, shape, examples)
         body["waiting_sha256"] = pending.sha256 if pending else None
     return body
 
@@ -115,8 +166,12 @@ def _serialize_detail(name: str) -> dict[str, Any]:
     return serialize_tool(find_tool(name), shape="mcp")
 
 
-def _definition(definition: Definition | None, shape: str) -> dict[str, Any] | None:
-    return tool_actions.to_provider_format(definition.tool, shape) if definition else None
+def _definition(
+    definition: Definition | None, shape: str, examples: list[dict[str, Any]]
+) -> dict[str, Any] | None:
+    if definition is None:
+        return None
+    return tool_actions.to_provider_format(definition.tool, shape, examples)
 
 
 @router.get("/tools", response={200: ToolPage, **ERRORS}, tags=["tools"])
@@ -126,21 +181,43 @@ def list_tools(
     cursor: str = "",
     server: str = "",
     state: str = "",
+    source: str = "",
+    group: str = "",
     q: str = "",
 ) -> dict[str, Any]:
+    """List tools by name, filtered by server, state, source (mcp or custom), group and words."""
+    if state and state not in ToolState.values:
+        raise Invalid(f"state must be one of: {', '.join(ToolState.values)}.")
+    if source not in ("", "mcp", "custom"):
+        raise Invalid("source must be mcp or custom.")
     rows = Tool.objects.with_definitions().prefetch_related("groups")
     rows = rows.filter(public_name__gt=cursor).order_by("public_name")
     q = q.replace("\0", "")
-    filters = {"server__slug": server, "state": state, "public_name__icontains": q}
+    filters: dict[str, Any] = {
+        "server__slug": server,
+        "state": state,
+        "memberships__group__group_id": group,
+        "public_name__icontains": q,
+    }
     rows = rows.filter(**{name: value for name, value in filters.items() if value})
+    if source:
+        rows = rows.filter(server__isnull=source == "custom")
     items, next_cursor = cut_page(rows, limit, lambda row: row.public_name)
     return {"items": [serialize_tool(tool) for tool in items], "next_cursor": next_cursor}
 
 
 @router.post("/tools", response={201: ToolDetail, **ERRORS}, tags=["tools"])
-def add_custom_tool(request: HttpRequest, body: Body[dict[str, Any]]) -> Status[dict[str, Any]]:
-    """Create a custom tool from a definition in MCP, OpenAI or Anthropic format."""
-    tool = tool_actions.save_custom_tool(body, actor=key_actor(request))
+def add_custom_tool(
+    request: HttpRequest, response: HttpResponse, body: Body[dict[str, Any]]
+) -> Status[dict[str, Any]]:
+    """Create a custom tool from a definition in MCP, OpenAI or Anthropic format.
+
+    `group_id` beside it is the tool's group, `custom:tools` by default; `preload` (true) says
+    whether sessions have its schema from the start.
+    """
+    definition, options = split_request(body)
+    tool = create_custom_tool(definition, actor=key_actor(request), **options)
+    set_location(response, "tools", tool.public_name)
     return Status(201, _serialize_detail(tool.public_name))
 
 
@@ -151,14 +228,46 @@ def get_tool(request: HttpRequest, name: str, shape: str = "mcp") -> dict[str, A
     return serialize_tool(find_tool(name), shape=shape)
 
 
+@router.get(
+    "/tools/{name}/lint",
+    response={200: LintReport, **ERRORS},
+    tags=["tools"],
+    operation_id="lint_tool",
+)
+def lint_tool(request: HttpRequest, name: str) -> dict[str, Any]:
+    """Get the warnings about a tool's name and description, each with a recommended change."""
+    tool = find_tool(name)
+    lints = lint_rules.lint_tool(tool.public_name, tool.name, tool.description)
+    return {"tool_name": tool.public_name, "lints": [vars(lint) for lint in lints]}
+
+
 @router.patch("/tools/{name}", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def edit_tool(request: HttpRequest, name: str, body: ToolEdit) -> dict[str, Any]:
     tool, actor = find_tool(name), key_actor(request)
+    _override(tool, body, actor)
     if body.description_override is not None:
         tool_actions.override_description(tool, body.description_override, actor=actor)
     if body.call_policy is not None:
         tool_actions.set_call_policy(tool, body.call_policy, actor=actor)
+    if body.payload_storage is not None:
+        tool_actions.set_payload_storage(tool, body.payload_storage, actor=actor)
+    if body.read_only is not None:
+        tool_actions.set_read_only(tool, body.read_only, actor=actor)
+    if body.input_examples is not None:
+        tool_actions.set_input_examples(tool, body.input_examples, actor=actor)
     return _serialize_detail(name)
+
+
+@transaction.atomic
+def _override(tool: Tool, body: ToolEdit, actor: Actor) -> None:
+    if body.alias is not None:
+        overrides.set_alias(tool, body.alias, actor=actor)
+    if body.parameters is not None:
+        rows = {
+            name: override.model_dump(exclude_unset=True)
+            for name, override in body.parameters.items()
+        }
+        overrides.override_parameters(tool, rows, actor=actor)
 
 
 @router.put("/tools/{name}", response={200: ToolDetail, **ERRORS}, tags=["tools"])
@@ -183,6 +292,21 @@ def delete_custom_tool(request: HttpRequest, name: str) -> Status[None]:
 @router.post("/tools/{name}/approve", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def approve(request: HttpRequest, name: str, sha256: str = "") -> dict[str, Any]:
     approval_actions.approve(find_tool(name), actor=key_actor(request), sha256=sha256)
+    return _serialize_detail(name)
+
+
+@router.post(
+    "/tools/{name}/undo-approval",
+    response={200: ToolDetail, **ERRORS},
+    tags=["tools"],
+    operation_id="undo_tool_approval",
+)
+def undo_approval(request: HttpRequest, name: str) -> dict[str, Any]:
+    """Withdraw the approval of the current definition, until the first call under it.
+
+    The definition is pending review again, and agents get the one that was approved before.
+    """
+    approval_actions.undo_approval(find_tool(name), actor=key_actor(request))
     return _serialize_detail(name)
 
 
@@ -225,35 +349,4 @@ def list_audit(request: HttpRequest, limit: int = 50, cursor: int | None = None)
     if cursor is not None:
         rows = rows.filter(id__lt=cursor)
     items, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
-    return {"items": [serialize_entry(entry) for entry in items], "next_cursor": next_cursor}
-
-
-class HintIn(Strict):
-    kind: Literal["alias", "example"]
-    text: str
-
-
-class HintOut(Schema):
-    id: int
-    kind: str
-    text: str
-    created_by: str
-    created_at: datetime
-
-
-@router.get("/tools/{name}/hints", response={200: list[HintOut], **ERRORS}, tags=["search"])
-def list_hints(request: HttpRequest, name: str) -> list[ToolHint]:
-    """List the search aliases and example queries of a tool. They are not shown to agents."""
-    return list(find_tool(name).hints.all())
-
-
-@router.post("/tools/{name}/hints", response={201: HintOut, **ERRORS}, tags=["search"])
-def add_hint(request: HttpRequest, name: str, body: HintIn) -> Status[ToolHint]:
-    """Add an alias or an example query, or return the existing one."""
-    return Status(201, hints.add(find_tool(name), body.kind, body.text, actor=key_actor(request)))
-
-
-@router.delete("/tools/{name}/hints/{hint_id}", response={204: None, **ERRORS}, tags=["search"])
-def remove_hint(request: HttpRequest, name: str, hint_id: int) -> Status[None]:
-    hints.remove(hints.find(find_tool(name), hint_id), actor=key_actor(request))
-    return Status(204, None)
+    return {"items": [as_record(entry) for entry in items], "next_cursor": next_cursor}

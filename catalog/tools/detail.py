@@ -7,7 +7,6 @@ from catalog.definitions import diff as definition_diff
 from catalog.definitions.findings import change_findings
 from catalog.models import AuditEntry, CallPolicy, Definition, DefinitionChange, Tool, ToolState
 from catalog.tools import actions as tool_actions
-from toolcrib.lib.token_counter import count_definition
 
 MAX_CHANGES = 100
 FORMATS = (("mcp", "MCP"), ("openai", "OpenAI"), ("anthropic", "Anthropic"))
@@ -56,25 +55,34 @@ def describe(tool: Tool, *, change_id: str = "") -> dict[str, Any]:
         "last_decision": next((change for change in changes if change.decided_by), None),
         "hidden_by": holds.first() if tool.held_at else None,
         "memberships": list(tool.memberships.select_related("group")),
-        "hints": list(tool.hints.all()),
+        "hints": list(tool.hints.active().select_related("agent")),
         "last_change": changes[0].at if changes else None,
+        "former_names": [row.name for row in tool.former_names.all()],
         "changes": changes[:MAX_CHANGES],
         "more_changes": len(changes) > MAX_CHANGES,
         "selected_change": _selected_change(changes, change_id),
     }
 
 
+def effective_tool(tool: Tool) -> dict[str, Any] | None:
+    """Return the tool object as agents get it; None before it is approved."""
+    served = tool.effective or tool.approved
+    if served is None:
+        return None
+    return served.tool | {"name": tool.public_name, "description": tool.description}
+
+
 def _effective_definition(tool: Tool) -> dict[str, Any] | None:
     """Return the approved definition as agents get it, in each format, and its cost."""
     if tool.approved is None:
         return None
-    approved = tool.approved.tool
-    effective = approved | {"name": tool.public_name, "description": tool.description}
+    effective = effective_tool(tool) or {}
     return {
-        # Counted with the original name, so that the two costs differ by the description alone.
-        "tokens": count_definition(approved | {"description": tool.description}),
+        # Counted with the original name, so that the two costs differ by the overrides alone.
+        "tokens": tool.tokens,
         "formats": [
-            (label, tool_actions.to_provider_format(effective, name)) for name, label in FORMATS
+            (label, tool_actions.to_provider_format(effective, name, tool.input_examples))
+            for name, label in FORMATS
         ],
     }
 
@@ -84,7 +92,7 @@ def describe_availability(tool: Tool) -> str:
     if tool.server is not None and not tool.server.enabled:
         return "Server disabled: agents cannot find or call this tool."
     if tool.state == ToolState.AVAILABLE and tool.call_policy == CallPolicy.DENY:
-        return "Agents can find this tool, but all calls are denied."
+        return "Visible but blocked: agents can find this tool, but its calls are refused."
     if tool.state == ToolState.WAITING and tool.approved_id is None:
         return "New tool: not available to agents until approved."
     return {

@@ -1,12 +1,18 @@
 """Forms of the tool pages. Business rules are in `catalog.tools.actions`."""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, cast
 
 from django import forms
+from django.http import QueryDict
 
-from catalog.models import CallPolicy, Tool
+from catalog.definitions.effective import properties_of, required_of
+from catalog.models import CallPolicy, PayloadStorage, ReadOnly, Tool
 from catalog.tools import actions as tool_actions
+from catalog.tools.actions import Access
 from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.json_codec import canonical, digest
+from toolcrib.lib.text import escape_hidden
 
 
 class OverrideForm(forms.Form):
@@ -17,6 +23,97 @@ class OverrideForm(forms.Form):
         widget=forms.Textarea(attrs={"rows": 6, "spellcheck": "true"}),
         help_text="Replaces the original description for agents. Leave empty to use the original.",
     )
+
+
+class ParametersForm(forms.Form):
+    """The alias of a tool, and one row of fields for each of its parameters."""
+
+    alias = forms.CharField(
+        label="Alias",
+        required=False,
+        max_length=64,
+        widget=forms.TextInput(attrs={"class": "mono", "autocomplete": "off"}),
+        help_text="Replaces the public name for agents. Earlier names stay accepted. "
+        "Leave empty to use the original.",
+    )
+    seen = forms.CharField(required=False, widget=forms.HiddenInput)  # the parameters shown
+
+    def __init__(self, data: QueryDict | None = None, *, tool: Tool) -> None:
+        schema = tool.definition.input_schema if tool.definition else {}
+        self.properties = properties_of(schema)
+        self.required_names = set(required_of(schema))
+        self.overrides = tool.parameter_overrides
+        self.names = sorted(self.properties)
+        self.digest = digest(ascii(self.names))
+        super().__init__(data, initial={"alias": tool.alias, "seen": self.digest})
+        for number, name in enumerate(self.names):
+            override = self.overrides.get(name, {})
+            for kind, one in self._fields(name).items():
+                self.fields[f"{kind}_{number}"] = one
+            self.initial[f"description_{number}"] = override.get("description", "")
+            self.initial[f"hidden_{number}"] = override.get("hidden", False)
+            if "fixed" in override:
+                self.initial[f"fixed_{number}"] = self._show(name, override["fixed"])
+
+    def _fields(self, name: str) -> dict[str, forms.Field]:
+        name = escape_hidden(name)
+        return {
+            "description": forms.CharField(
+                label=f"Description of {name}", required=False, widget=forms.TextInput
+            ),
+            "hidden": forms.BooleanField(label=f"Hide {name}", required=False),
+            "fixed": forms.CharField(
+                label=f"Fixed value of {name}",
+                required=False,
+                widget=forms.TextInput(attrs={"class": "mono", "autocomplete": "off"}),
+            ),
+        }
+
+    @property
+    def rows(self) -> Iterator[dict[str, Any]]:
+        for number, name in enumerate(self.names):
+            sub = self.properties[name] if isinstance(self.properties[name], dict) else {}
+            fields = {kind: self[f"{kind}_{number}"] for kind in ("description", "hidden", "fixed")}
+            description = str(sub.get("description") or "")
+            is_required = name in self.required_names
+            yield {"name": name, "text": description, "is_required": is_required, **fields}
+
+    def clean(self) -> dict[str, Any]:
+        values = super().clean() or self.cleaned_data
+        if values.get("seen") != self.digest:
+            raise forms.ValidationError("The parameters have changed. Check them, and save again.")
+        values["parameters"] = {
+            name: row for number, name in enumerate(self.names) if (row := self._read(number, name))
+        }
+        return values
+
+    def _read(self, number: int, name: str) -> dict[str, Any]:
+        row: dict[str, Any] = {}
+        if text := self.cleaned_data.get(f"description_{number}"):
+            row["description"] = text
+        if self.cleaned_data.get(f"hidden_{number}"):
+            row["hidden"] = True
+        if fixed := self.cleaned_data.get(f"fixed_{number}"):
+            row["fixed"] = self._parse(number, name, fixed)
+        return row
+
+    def _takes_text(self, name: str) -> bool:
+        sub = self.properties[name]
+        return isinstance(sub, dict) and sub.get("type") == "string"
+
+    def _parse(self, number: int, name: str, text: str) -> object:
+        """Return the value: text as it is for a text parameter, otherwise JSON."""
+        if self._takes_text(name) and not text.startswith('"'):
+            return text
+        try:
+            return tool_actions.parse_tool_text(text)
+        except ToolcribError as error:
+            self.add_error(f"fixed_{number}", f"Enter a JSON value. {error.message}")
+            return None
+
+    def _show(self, name: str, value: object) -> str:
+        is_plain = isinstance(value, str) and value and not value.startswith('"')
+        return str(value) if is_plain and self._takes_text(name) else canonical(value)
 
 
 class HoldForm(forms.Form):
@@ -37,6 +134,29 @@ class BulkHoldForm(HoldForm):
     )
 
 
+ACCESS_LABELS = {
+    Access.AVAILABLE: "Available: agents can find and call it",
+    Access.BLOCKED: "Visible but blocked: agents can find it, but calls are refused",
+    Access.HIDDEN: "Hidden: agents can neither find nor call it",
+}
+
+
+class AccessForm(HoldForm):
+    access = forms.ChoiceField(
+        label="Access", choices=list(ACCESS_LABELS.items()), widget=forms.RadioSelect
+    )
+    field_order = ["access", "reason"]
+
+    def __init__(self, *args: Any, tool: Tool, may_change_policy: bool, **kwargs: Any) -> None:
+        """Offer operators what does not change the call policy, which admins set."""
+        super().__init__(*args, **kwargs)
+        self.fields["reason"].label = "Reason for hiding it"
+        if not may_change_policy:
+            other = Access.AVAILABLE if tool.call_policy == CallPolicy.DENY else Access.BLOCKED
+            offered = [(one, label) for one, label in ACCESS_LABELS.items() if one != other]
+            cast(forms.ChoiceField, self.fields["access"]).choices = offered
+
+
 class PolicyForm(forms.Form):
     policy = forms.ChoiceField(
         label="Calls to this tool",
@@ -46,6 +166,42 @@ class PolicyForm(forms.Form):
         ],
         widget=forms.RadioSelect,
     )
+
+
+class StorageForm(forms.Form):
+    storage = forms.ChoiceField(
+        label="Arguments and results",
+        choices=PayloadStorage.choices,
+        help_text="Of future calls. If the agent has a stricter setting, that one counts.",
+    )
+
+
+class ReadOnlyForm(forms.Form):
+    read_only = forms.ChoiceField(
+        label="Effect of a call",
+        choices=ReadOnly.choices,
+        help_text="call_read_only_tool runs only tools that only read. Clients may allow it "
+        "without asking.",
+    )
+
+
+class ExamplesForm(forms.Form):
+    examples = forms.CharField(
+        label="Example arguments",
+        required=False,
+        strip=True,
+        widget=forms.Textarea(
+            attrs={"rows": 6, "class": "mono", "spellcheck": "false", "autocapitalize": "off"}
+        ),
+        help_text="A JSON list of objects, each the arguments of a call. Agents get them with the "
+        "definition. Empty: those of the definition, if it has any.",
+    )
+
+    def clean_examples(self) -> object:
+        try:
+            return tool_actions.parse_tool_text(self.cleaned_data["examples"] or "[]")
+        except ToolcribError as error:
+            raise forms.ValidationError(error.sentence) from error
 
 
 class CustomToolForm(forms.Form):

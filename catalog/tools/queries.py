@@ -34,7 +34,7 @@ SORTS = {
     "changed": [F("changed_at").asc(nulls_first=True), F("public_name").asc()],
     "-changed": [F("changed_at").desc(nulls_last=True), F("public_name").asc()],
 }
-COST = Coalesce("approved__tokens", "latest__tokens")
+COST = Coalesce("effective__tokens", "approved__tokens", "latest__tokens")
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,10 @@ def with_annotation(name: str) -> Q:
     return Q(approved__body__regex=pattern) | Q(approved=None, latest__body__regex=pattern)
 
 
-def find_tool(public_name: str) -> Tool:
+def find_tool(name: str) -> Tool:
+    """Return the tool with this public name, or one that it had before."""
     rows = Tool.objects.with_definitions().prefetch_related("groups")
-    tool = rows.filter(public_name=public_name.replace("\0", "")).first()
+    tool = rows.by_name([name]).get(name)
     if tool is None:
         raise NotFound("Tool not found.", hint="Check the name; the tool may have been deleted.")
     return tool

@@ -41,6 +41,10 @@ class ModelUnavailable(Exception):
     """The embedding model is not available; the message says why."""
 
 
+class ModelNotInstalled(ModelUnavailable):
+    """The package of weights is missing; `install-model` installs it."""
+
+
 def passage(name: str, description: str, parameters: str, hints: Sequence[str] = ()) -> str:
     """Return the text to embed, in parts encoded separately: a long one would outweigh others."""
     own = split_identifiers(name)
@@ -154,10 +158,12 @@ def _normalize(vectors: Vectors) -> Vectors:
 
 def load(folder: Path) -> Encoder:
     """Load the model, building a missing graph, which takes seconds; or raise ModelUnavailable."""
-    for package in (PACKAGE, "onnxruntime", "tokenizers"):
+    for package in ("onnxruntime", "tokenizers"):
         if importlib.util.find_spec(package) is None:
             raise ModelUnavailable(f"no embedding model is installed ({package} is missing)")
-    model = Path(str(importlib.util.find_spec(PACKAGE).origin)).parent / "model"  # type: ignore[union-attr]
+    model = find_weights(folder)
+    if model is None:
+        raise ModelNotInstalled("no embedding model is installed; run: toolcrib install-model")
     try:
         with (model / "model.safetensors").open("rb") as file:
             checksum = hashlib.file_digest(file, "sha256").hexdigest()
@@ -170,6 +176,14 @@ def load(folder: Path) -> Encoder:
     except Exception as error:  # any error of the runtime: search falls back to keywords
         raise ModelUnavailable(f"the embedding model does not run: {str(error)[:200]}") from error
     return encoder
+
+
+def find_weights(folder: Path) -> Path | None:
+    """Return the folder of the weights: in the data folder or in the Python environment."""
+    spec = importlib.util.find_spec(PACKAGE)
+    packages = [folder / "package" / PACKAGE]
+    packages += [Path(spec.origin).parent] if spec is not None and spec.origin else []
+    return next((path / "model" for path in packages if (path / "model").is_dir()), None)
 
 
 def _graphs(weights: Path, folder: Path) -> Path:

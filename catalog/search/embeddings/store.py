@@ -8,7 +8,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
@@ -20,9 +20,14 @@ from numpy.typing import NDArray
 from catalog import cache
 from catalog.models import Revision, Vector
 from catalog.search.embeddings import encoder as sentence_encoder
-from catalog.search.embeddings.encoder import MODEL, Encoder, ModelUnavailable
+from catalog.search.embeddings.encoder import (
+    MODEL,
+    Encoder,
+    ModelNotInstalled,
+    ModelUnavailable,
+)
 from catalog.search.embeddings.matrix import Matrix
-from catalog.search.index import Searchable, make_searchable
+from catalog.search.index import make_searchable
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +58,7 @@ class Model:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self.load_attempted = False
+        self._not_installed = False
 
     def load(self) -> Encoder | None:
         """Load the encoder and wait. Return None without a model; `reason` says why."""
@@ -69,6 +75,7 @@ class Model:
                         level, "Embeddings unavailable, searching by keywords only: %s", error
                     )
                     self.reason = str(error)
+                    self._not_installed = isinstance(error, ModelNotInstalled)
                 self.load_attempted = True
             return self.encoder
 
@@ -76,12 +83,25 @@ class Model:
         """Start a thread that loads the encoder, unless it is loaded or loading."""
         if not settings.EMBEDDINGS:
             self.load()  # sets `reason` immediately
+        if self._not_installed and sentence_encoder.find_weights(settings.MODELS_DIR):
+            self._not_installed = self.load_attempted = False  # installed since
+            self._thread = None
         if not self.load_attempted and self._thread is None:
             self._thread = threading.Thread(target=self.load, name="model", daemon=True)
             self._thread.start()
 
 
 model = Model()
+
+
+def model_offer() -> str:
+    """Return how to install the model, if it is missing and wanted."""
+    if not settings.EMBEDDINGS or sentence_encoder.find_weights(settings.MODELS_DIR):
+        return ""
+    return (
+        "Search uses keywords only. To search by meaning too, run: toolcrib install-model "
+        "(80 MB, no restart needed)."
+    )
 
 
 class InstalledVectors(Matrix):
@@ -132,6 +152,15 @@ def _encode_queries(texts: tuple[str, ...]) -> sentence_encoder.Vectors:
     return encoder.encode_queries(texts)
 
 
+def text_encoder() -> Callable[[Sequence[str]], sentence_encoder.Vectors] | None:
+    """Return a function that encodes texts for comparison; None without a model. Waits for it."""
+    return _encode_texts if model.load() is not None else None
+
+
+def _encode_texts(texts: Sequence[str]) -> sentence_encoder.Vectors:
+    return np.concatenate([_encode_queries((text,)) for text in texts])
+
+
 def read(keys: Sequence[str]) -> dict[str, sentence_encoder.Vectors]:
     rows = Vector.objects.filter(model=MODEL, text_sha256__in=keys)
     return {
@@ -140,10 +169,19 @@ def read(keys: Sequence[str]) -> dict[str, sentence_encoder.Vectors]:
     }
 
 
-def searchable_tools() -> dict[str, Searchable]:
-    """Return the tools available to agents, by the key of their passage."""
-    offered = (tool for tool in cache.current().tools.values() if tool.offered)
-    return {tool.key: tool for tool in (make_searchable(tool, ()) for tool in offered)}
+def passages() -> dict[str, str]:
+    """Return the texts to encode, of the tools available to agents, by key."""
+    catalog = cache.current()
+    offered = {pk: tool for pk, tool in catalog.tools.items() if tool.offered}
+    items = [make_searchable(tool, ()) for tool in offered.values()]
+    texts = {item.key: item.passage for item in items}
+    for by_tool in catalog.agent_phrases.values():
+        items += [
+            make_searchable(offered[pk], (), phrases)
+            for pk, phrases in by_tool.items()
+            if pk in offered
+        ]
+    return texts | {item.phrase_key: item.phrase_passage for item in items if item.phrases}
 
 
 def missing(keys: Iterable[str]) -> list[str]:
@@ -160,6 +198,8 @@ _embedded_revision = -1  # the last revision whose vectors are complete
 
 
 def is_due() -> bool:
+    if model.load_attempted:
+        model.load_in_background()  # if it was installed since
     available = settings.EMBEDDINGS and not unavailable_reason()
     return available and Revision.current() != _embedded_revision
 
@@ -175,7 +215,7 @@ def embed_missing() -> int:
         return 0
     try:
         revision = Revision.current()
-        count = _embed(searchable_tools())
+        count = _embed(passages())
         if not unavailable_reason():
             _embedded_revision = revision
         return count
@@ -183,8 +223,8 @@ def embed_missing() -> int:
         _embedding.release()
 
 
-def _embed(tools: Mapping[str, Searchable]) -> int:
-    pending = missing(tools)
+def _embed(texts: Mapping[str, str]) -> int:
+    pending = missing(texts)
     encoder = model.load() if pending else None
     if encoder is None:
         return 0
@@ -192,7 +232,7 @@ def _embed(tools: Mapping[str, Searchable]) -> int:
     random.shuffle(pending)
     while pending:
         batch, pending = pending[:BATCH], pending[BATCH:]
-        vectors = encoder.encode_documents([tools[key].passage for key in batch])
+        vectors = encoder.encode_documents([texts[key] for key in batch])
         Vector.objects.bulk_create(
             [
                 Vector(model=MODEL, text_sha256=key, data=vector.astype(np.float16).tobytes())
@@ -204,29 +244,29 @@ def _embed(tools: Mapping[str, Searchable]) -> int:
         if pending:
             pending = missing(pending)
     encoder.release_document_session()
-    _delete_unused(tools)
+    _delete_unused(texts)
     logger.info("Encoded %d texts for search", count)
     return count
 
 
-def _delete_unused(tools: Mapping[str, Searchable]) -> None:
+def _delete_unused(texts: Mapping[str, str]) -> None:
     stored = Vector.objects.filter(model=MODEL).count()
-    if stored <= 2 * len(tools) + MAX_UNUSED_VECTORS:
+    if stored <= 2 * len(texts) + MAX_UNUSED_VECTORS:
         return
     for chunk in _chunks(list(Vector.objects.values_list("pk", "model", "text_sha256"))):
-        unused = [pk for pk, name, key in chunk if name != MODEL or key not in tools]
+        unused = [pk for pk, name, key in chunk if name != MODEL or key not in texts]
         Vector.objects.filter(pk__in=unused).delete()
 
 
 def progress() -> Progress:
     """Count the texts available to agents, and those that have a vector."""
-    tools = searchable_tools()
+    texts = passages()
     stored = set(Vector.objects.filter(model=MODEL).values_list("text_sha256", flat=True))
-    embedded = len(tools.keys() & stored)
+    embedded = len(texts.keys() & stored)
     reason = unavailable_reason()
     if reason:
-        return Progress(len(tools), embedded, "unavailable", reason)
-    return Progress(len(tools), embedded, "ready" if embedded == len(tools) else "working")
+        return Progress(len(texts), embedded, "unavailable", reason)
+    return Progress(len(texts), embedded, "ready" if embedded == len(texts) else "working")
 
 
 def unavailable_reason() -> str:
