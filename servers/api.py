@@ -6,22 +6,35 @@ Secrets are write-only: responses contain credential names, never values.
 import json
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from django.db.models import Count, Q
-from django.http import HttpRequest
-from ninja import Router, Schema, Status
+from django.http import HttpRequest, HttpResponse
+from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
+from catalog import audit
+from catalog.cache import features_of
 from catalog.models import ToolState
 from servers.mcp_json import exporter, importer
-from servers.models import Credential, Server, ServerQuerySet, SyncRun, Trigger
+from servers.mcp_json.exporter import Shape
+from servers.models import (
+    Credential,
+    CredentialKind,
+    Server,
+    ServerQuerySet,
+    SyncRun,
+    Transport,
+    Trigger,
+)
 from servers.registration import actions as server_actions
+from servers.registration import confirmation
+from servers.registration.confirmation import Program
 from servers.registration.drafts import ServerDraft, make_slug
 from servers.secret import Secret
 from servers.sync import connection_test, scheduling
 from servers.sync.connection_test import ConnectionTestResult
-from toolcrib.lib.api_schemas import ERRORS, Strict
+from toolcrib.lib.api_schemas import ERRORS, Strict, set_location
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.roles import key_actor
@@ -62,6 +75,7 @@ class ServerOut(Schema):
     state_since: datetime | None
     protocol_version: str
     server_info: dict[str, Any]
+    capabilities: list[str] = Field(description="What it offers besides tools")
     last_synced_at: datetime | None
     tools: int
     credentials: list[CredentialOut]
@@ -76,8 +90,22 @@ class ServerPage(Schema):
     next_cursor: str | None
 
 
+class FeatureOut(Schema):
+    """A prompt, resource or resource template, as its server lists it."""
+
+    kind: str
+    name: str = Field(description="Public name of a prompt, or public URI or template")
+    key: str = Field(description="The server's own name, URI or template")
+    item: dict[str, Any]
+
+
+class FeaturePage(Schema):
+    items: list[FeatureOut]
+    next_cursor: str | None
+
+
 class ConnectionIn(Strict):
-    transport: str
+    transport: Literal["stdio", "http", "sse"]
     command: str = ""
     args: list[str] = Field(default_factory=list)
     cwd: str = ""
@@ -85,8 +113,10 @@ class ConnectionIn(Strict):
     env: dict[str, str] = Field(default_factory=dict)
     headers: dict[str, str] = Field(default_factory=dict)
     variables: dict[str, str] = Field(default_factory=dict)
-    # For stdio: repeats the exact command and arguments to confirm that they may run.
+    # For stdio: repeats the exact command and arguments, with variables filled in, to confirm that
+    # they may run; or their digest, as the response confirm_argv gives it.
     confirm_argv: list[str] | None = None
+    confirm: str | None = None
 
 
 class ServerIn(ConnectionIn):
@@ -111,13 +141,28 @@ class ServerEdit(Strict):
 class CredentialsIn(Strict):
     kind: str
     values: dict[str, str | None]
+    # For stdio: a changed variable or environment is confirmed as in ConnectionIn.
+    confirm_argv: list[str] | None = None
+    confirm: str | None = None
 
 
-class ImportIn(Strict):
+class ServerImportIn(Strict):
     text: str
     variables: dict[str, str] = Field(default_factory=dict)
     confirm: list[str] = Field(default_factory=list)  # digests from the check_only response
     check_only: bool = False
+
+
+class ExportIn(Schema):
+    shape: Shape = Field(
+        "claude",
+        description="Whose format: claude (`${NAME}`), vscode (`servers`, `inputs`, "
+        "`${input:NAME}`) or cursor (`${env:NAME}`)",
+    )
+
+
+class RemovedOut(Schema):
+    removed: int = Field(description="How many tools agents no longer get")
 
 
 class SyncRunOut(Schema):
@@ -156,7 +201,7 @@ def find_server(slug: str) -> Server:
 def parse_connection(
     body: ConnectionIn, *, name: str, slug: str, description: str = "", known: Server | None = None
 ) -> tuple[ServerDraft, str]:
-    """Return the draft, and the digest of its command if `confirm_argv` repeats the request."""
+    """Return the draft, and the digest of its program if the request confirms it."""
     is_program = body.transport == "stdio"
     other = body.url if is_program else body.command
     if other:
@@ -166,9 +211,17 @@ def parse_connection(
     entry = {"type": body.transport, **fields}
     text = json.dumps({"mcpServers": {name: entry}})
     draft = importer.parse_connection(text, variables=body.variables, known=known)
-    confirmed = body.confirm_argv == [body.command, *body.args]
     draft = replace(draft, name=name, slug=slug, description=description)
-    return draft, draft.digest if confirmed else ""
+    if not is_program:
+        return draft, ""
+    return draft, confirmed_digest(body, confirmation.draft_program(draft, known))
+
+
+def confirmed_digest(body: ConnectionIn | CredentialsIn, program: Program) -> str:
+    """Return the digest that the request confirms; empty if it confirms none or another command."""
+    if body.confirm:
+        return body.confirm
+    return program.digest if body.confirm_argv == program.filled_argv else ""
 
 
 @router.get("", response={200: ServerPage, **ERRORS})
@@ -183,7 +236,8 @@ def list_servers(
 
 
 @router.post("", response={201: ServerOut, **ERRORS})
-def add_server(request: HttpRequest, body: ServerIn) -> Status[Server]:
+def add_server(request: HttpRequest, response: HttpResponse, body: ServerIn) -> Status[Server]:
+    """Register a server, and queue its first sync. A command needs its confirmation."""
     taken = set(Server.objects.values_list("slug", flat=True))
     draft, confirmed = parse_connection(
         body,
@@ -193,6 +247,7 @@ def add_server(request: HttpRequest, body: ServerIn) -> Status[Server]:
     )
     server = server_actions.add_server(draft, actor=key_actor(request), confirmed=confirmed)
     scheduling.request_sync(server.pk, Trigger.ADDED)
+    set_location(response, "servers", server.slug)
     return Status(201, find_server(server.slug))
 
 
@@ -205,10 +260,13 @@ def test_draft(request: HttpRequest, body: ServerIn) -> ConnectionTestResult:
 
 
 @router.post("/import", response={200: dict[str, Any], **ERRORS})
-def import_servers(request: HttpRequest, body: ImportIn) -> dict[str, Any]:
+def import_servers(request: HttpRequest, body: ServerImportIn) -> dict[str, Any]:
     """Check an mcp.json, or save its valid servers. Commands need their digest in `confirm`."""
     check = importer.check_import(body.text, body.variables)
-    drafts = [draft.masked() | {"confirm": draft.digest} for draft in check.drafts]
+    drafts = [
+        draft.masked() | {"confirm": confirmation.draft_program(draft).digest if draft.argv else ""}
+        for draft in check.drafts
+    ]
     response: dict[str, Any] = {
         "shape": check.shape,
         "drafts": drafts,
@@ -233,15 +291,29 @@ def import_servers(request: HttpRequest, body: ImportIn) -> dict[str, Any]:
 
 
 @router.get("/export", response={200: dict[str, Any], **ERRORS})
-def export_servers(request: HttpRequest) -> dict[str, Any]:
-    """Export all servers as mcp.json, with ${NAME} for each secret."""
-    exported: dict[str, Any] = json.loads(exporter.export_servers())
+def export_servers(request: HttpRequest, options: Query[ExportIn]) -> dict[str, Any]:
+    """Export all servers as mcp.json, with a reference for each secret."""
+    exported: dict[str, Any] = json.loads(exporter.export_servers(options.shape))
+    audit.record_installation(key_actor(request), "server.export")
     return exported
 
 
 @router.get("/{slug}", response={200: ServerOut, **ERRORS})
 def get_server(request: HttpRequest, slug: str) -> Server:
     return find_server(slug)
+
+
+@router.get("/{slug}/features", response={200: FeaturePage, **ERRORS})
+def list_features(
+    request: HttpRequest, slug: str, limit: int = 50, cursor: str = ""
+) -> dict[str, Any]:
+    """List a server's prompts, resources and resource templates."""
+    server = find_server(slug)
+    rows = server.features.order_by("pk")
+    if cursor.isascii() and cursor.isdigit():
+        rows = rows.filter(pk__gt=min(int(cursor), 2**62))
+    page, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
+    return {"items": list(features_of(server.slug, page)), "next_cursor": next_cursor}
 
 
 @router.patch("/{slug}", response={200: ServerOut, **ERRORS})
@@ -269,14 +341,35 @@ def delete_server(request: HttpRequest, slug: str) -> Status[None]:
     return Status(204, None)
 
 
+@router.delete(
+    "/{slug}/tools", response={200: RemovedOut, **ERRORS}, operation_id="delete_server_tools"
+)
+def delete_server_tools(request: HttpRequest, slug: str) -> dict[str, int]:
+    """Remove a server's tools from agents until its next sync, which restores the listed ones.
+
+    They keep their groups, descriptions and reviews.
+    """
+    return {"removed": server_actions.remove_tools(find_server(slug), actor=key_actor(request))}
+
+
 @router.put("/{slug}/credentials", response={200: ServerOut, **ERRORS})
 def set_credentials(request: HttpRequest, slug: str, body: CredentialsIn) -> Server:
-    """Set credentials; null deletes one. Values are never returned."""
+    """Set credentials; null deletes one. Values are never returned.
+
+    A variable or environment variable of a stdio server changes what runs: without a confirmation
+    the response is 409 `confirm_argv`, and nothing changes.
+    """
     values = {
         name: Secret(text) if text is not None else None for name, text in body.values.items()
     }
     server = find_server(slug)
-    server_actions.set_credentials(server, body.kind, values, actor=key_actor(request))
+    confirmed = ""
+    if server.transport == Transport.STDIO and body.kind in CredentialKind.values:
+        program = confirmation.stored_program(server, body.kind, values)
+        confirmed = confirmed_digest(body, program)
+    server_actions.set_credentials(
+        server, body.kind, values, actor=key_actor(request), confirmed=confirmed
+    )
     scheduling.request_sync(server.pk, Trigger.MANUAL)
     return find_server(slug)
 

@@ -8,6 +8,8 @@ import ssl
 
 from toolcrib.lib.errors import ToolcribError
 
+SEE_STDERR = "Its last lines on stderr may give the reason."
+
 
 class UpstreamError(ToolcribError):
     """A server failed or violated the protocol. `detail` is for operators, such as its stderr."""
@@ -34,9 +36,9 @@ class ServerErrorResponse(UpstreamError):
 
     code = "server_error"
 
-    def __init__(self, server_message: str) -> None:
+    def __init__(self, server_message: str, rpc_code: int = 0) -> None:
         super().__init__("The server answered with an error.")
-        self.server_message = server_message
+        self.server_message, self.rpc_code = server_message, rpc_code
 
 
 class ListingError(UpstreamError):

@@ -1,4 +1,4 @@
-"""Models: Server, Credential, SyncRun."""
+"""Models: Server, Credential, SyncRun, StateChange."""
 
 import json
 from urllib.parse import urlsplit
@@ -6,7 +6,10 @@ from urllib.parse import urlsplit
 from django.db import models
 from django.db.models import Q
 
+from servers.errors import SEE_STDERR
 from toolcrib.lib.errors import NotFound
+
+MAX_QUOTED = 200  # characters of a program's last line
 
 
 class Transport(models.TextChoices):
@@ -69,8 +72,10 @@ class Server(models.Model):
     args = models.JSONField(default=list, blank=True)  # may contain ${NAME} of a variable
     cwd = models.CharField(max_length=1000, blank=True)
     url = models.CharField(max_length=2000, blank=True)  # may contain ${NAME} too
-    # Digest of the argv that an admin confirmed, checked at every start of the program.
+    # What an admin confirmed, checked at every start of the program: a digest of the argv, and an
+    # HMAC of the values of its variables and environment (registration/confirmation.py).
     confirmed_argv = models.CharField(max_length=64, blank=True)
+    confirmed_values = models.CharField(max_length=64, blank=True, null=True)  # noqa: DJ001 - null: not recorded
     connection_policy = models.CharField(
         max_length=10, choices=ConnectionPolicy.choices, default=ConnectionPolicy.ALWAYS
     )
@@ -93,6 +98,8 @@ class Server(models.Model):
     protocol_version = models.CharField(max_length=20, blank=True)
     server_info = models.JSONField(default=dict, blank=True)  # as reported by the server
     instructions = models.TextField(blank=True)
+    # What it declares besides tools: prompts, resources, completions, subscribe, asks.
+    capabilities = models.JSONField(default=list, blank=True)
 
     # Incremented by every edit of the connection; older connections and syncs are dropped.
     generation = models.PositiveIntegerField(default=1)
@@ -107,6 +114,10 @@ class Server(models.Model):
     last_synced_at = models.DateTimeField(null=True, blank=True)  # last success
     quiet_syncs = models.PositiveIntegerField(default=0)  # consecutive, notified without changes
     removals_held = models.BooleanField(default=False)  # over half the tools were missing
+
+    # Bytes of new definitions stored on this day (UTC), limited by TOOLCRIB_DEFINITION_BYTES.
+    definition_day = models.DateField(null=True, blank=True)
+    definition_bytes = models.PositiveBigIntegerField(default=0)
 
     created_at = models.DateTimeField(auto_now_add=True)
 
@@ -125,6 +136,14 @@ class Server(models.Model):
 
     def __str__(self) -> str:
         return self.slug
+
+    @property
+    def state_cause(self) -> str:
+        """Return why the server fails, with what its program said last. For people, not agents."""
+        said = self.state_detail.strip().rpartition("\n")[2].strip()[:MAX_QUOTED]
+        if not said or SEE_STDERR not in self.state_reason:
+            return self.state_reason
+        return self.state_reason.replace(SEE_STDERR, f"It said: “{said}”")
 
     @property
     def argv(self) -> list[str]:
@@ -219,3 +238,20 @@ class SyncRun(models.Model):
         if not self.finished_at:
             return None
         return (self.finished_at - self.started_at).total_seconds()
+
+
+class StateChange(models.Model):
+    """A server's new state, from `at` until the next change."""
+
+    server = models.ForeignKey(
+        Server, on_delete=models.CASCADE, related_name="state_changes", db_index=False
+    )
+    at = models.DateTimeField()
+    state = models.CharField(max_length=10, choices=ServerState.choices)
+
+    class Meta:
+        ordering = ["at", "id"]
+        indexes = [models.Index(fields=["server", "at"], name="state_change_by_server")]
+
+    def __str__(self) -> str:
+        return f"{self.server_id} {self.state}"

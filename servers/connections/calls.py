@@ -9,24 +9,33 @@ nor affects other calls.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from django.conf import settings
 
 from servers.connections import pool
+from servers.connections.asking import AskingClient
 from servers.connections.connection import Connection, RawResult
-from servers.connections.coordination import DatabaseWatcher, maintain_forever
+from servers.connections.coordination import DatabaseWatcher, maintain_forever, record_asking
 from servers.connections.pool import ConnectionOwner, Pool, Slot
 from servers.credential_filter import CredentialFilter
 from servers.errors import ServerErrorResponse, UpstreamError, format_bytes
-from servers.spec import OnProgress
+from servers.spec import (
+    COMPLETE,
+    PROMPTS_GET,
+    RESOURCES_READ,
+    TOOLS_CALL,
+    OnProgress,
+)
 from servers.transports.request_trace import RequestTrace, TooLarge
+from toolcrib.lib.db_threads import run_in_db_thread
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.telemetry import tracing
 from toolcrib.lib.text import escape_hidden
 
 logger = logging.getLogger(__name__)
@@ -34,6 +43,7 @@ logger = logging.getLogger(__name__)
 MAX_TRIES = 3  # connections to try while the call was not sent
 LATE_GRACE = 10.0  # seconds to wait for an answer after the deadline
 MAX_BYTES_ON_LOOP = 64 * 1024  # larger results are parsed and redacted in a thread
+WATCH_RETRY_SECONDS, MAX_WATCH_RETRY_SECONDS = 1.0, 60.0
 MAX_QUOTED = 500  # characters of a server's error message
 SERVER_INFO = "io.modelcontextprotocol/serverInfo"  # in `_meta`: about the connection
 REJECTION_CODES = frozenset({"auth", "http_status", "redirect", "not_mcp"})
@@ -49,6 +59,7 @@ class CallTarget:
     isolation: str  # shared, per_session
     session: str = ""  # the agent session's id; used when per_session
     concurrency: int = 0  # maximum concurrent calls; 0: the setting
+    elicits: bool = False  # the client can ask its user, and the server may want that
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,10 @@ class CallOutcome:
     message: str = ""
     hint: str = ""
     size: int = 0  # bytes of `serialized`
+    rpc_code: int = 0  # of the server's JSON-RPC error
+    # With the state `input_required`: what the server asks, and its own `requestState`.
+    input_requests: dict[str, Any] | None = None
+    request_state: str | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +98,8 @@ class UpstreamRequest:
     on_sent: Callable[[], Awaitable[None]] | None
     on_late: Callable[[str], None] | None
     on_progress: OnProgress | None
+    method: str = TOOLS_CALL
+    client: AskingClient | None = None
 
 
 async def call(
@@ -95,8 +112,12 @@ async def call(
     on_sent: Callable[[], Awaitable[None]] | None = None,
     on_late: Callable[[str], None] | None = None,
     on_progress: OnProgress | None = None,
+    method: str = TOOLS_CALL,
+    client: AskingClient | None = None,
 ) -> CallOutcome:
     """Call a tool by the server's own name for it.
+
+    With another `method`, `arguments` are the parameters of that request.
 
     `arguments` are valid JSON. `on_sent` is awaited right before the request is sent: if it raises,
     nothing is sent. `on_late` is called when an answer arrives shortly after the deadline,
@@ -110,11 +131,42 @@ async def call(
     async def run() -> CallOutcome:
         deadline = asyncio.get_running_loop().time() + timeout
         request = UpstreamRequest(
-            target, tool, arguments, schema, timeout, deadline, on_sent, on_late, on_progress
-        )
+            target, tool, arguments, schema, timeout, deadline, on_sent, on_late, on_progress,
+            method, client,
+        )  # fmt: skip
         return await _call_in_slot(active, request)
 
     return await active.run_on_loop(run())
+
+
+async def watch_resource(target: CallTarget, uri: str, on_update: Callable[[], None]) -> None:
+    """Call `on_update` on every change of a resource, until cancelled or the server rejects it."""
+    active = current_pool()
+    if active is not None:
+        await active.run_on_loop(_watch_resource(active, target, uri, on_update))
+
+
+async def _watch_resource(
+    active: Pool, target: CallTarget, uri: str, on_update: Callable[[], None]
+) -> None:
+    session = target.session if target.isolation == "per_session" else ""
+    wait = WATCH_RETRY_SECONDS
+    while True:
+        owner: ConnectionOwner | None = None
+        try:
+            owner = await active.owner_for_call(target.server_id, session, target.generation)
+            owner.call_started(0.0)
+            await (await owner.connection_for_call()).watch_resource(uri, on_update)
+            wait = WATCH_RETRY_SECONDS
+            on_update()  # a change may be missed until it is watched again
+        except ServerErrorResponse:
+            return
+        except ToolcribError:
+            wait = min(wait * 2, MAX_WATCH_RETRY_SECONDS)
+        finally:
+            if owner is not None:
+                owner.call_ended()
+        await asyncio.sleep(wait)
 
 
 async def forget_session(session: str) -> None:
@@ -185,13 +237,16 @@ async def _call_connected(
     """Get a live connection and make the call. `resources` keeps its owners in use."""
     target, tries = request.target, 0
     session = target.session if target.isolation == "per_session" else ""
+    if target.elicits and not session and active.has_room(target.server_id, target.session):
+        # What a server asks on a connection is for the one session that it belongs to.
+        session = target.session
     while True:
         try:
             owner = active.live_owner(target.server_id, session, target.generation)
             if owner is None:
                 async with asyncio.timeout_at(request.deadline):
                     owner = await active.owner_for_call(
-                        target.server_id, session, target.generation
+                        target.server_id, session, target.generation, elicits=target.elicits
                     )
             owner.call_started(request.deadline)
             resources.callback(owner.call_ended)
@@ -210,10 +265,33 @@ async def _call_connected(
         if request.on_sent is not None and not tries:
             await request.on_sent()
         tries += 1
-        outcome = await _exchange(active, owner, connection, request, slot)
+        exchange = _exchange(active, owner, connection, request, slot)
+        outcome = await (_trace(exchange, owner, request) if tracing.enabled else exchange)
+        if connection.take_asked(_error_text(outcome)):
+            await run_in_db_thread(record_asking, target.server_id)
         # The connection may turn out to be dead before anything was sent: try another.
         if outcome.state == "not_sent" and tries < MAX_TRIES and connection.closed.is_set():
             continue
+        return outcome
+
+
+async def _trace(
+    exchange: Coroutine[Any, Any, CallOutcome], owner: ConnectionOwner, request: UpstreamRequest
+) -> CallOutcome:
+    """Make the exchange with a server in a span of its own."""
+    is_program = owner.spec is not None and owner.spec.transport == "stdio"
+    attributes = {
+        "mcp.method.name": "tools/call",
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": request.tool,
+        "network.transport": "pipe" if is_program else "tcp",
+        "toolcrib.server": request.target.slug,
+    }
+    with tracing.client_span(f"tools/call {request.tool}", attributes) as span:
+        outcome = await exchange
+        span.set_attribute("toolcrib.outcome", outcome.state)
+        if outcome.is_error or outcome.state != "succeeded":
+            tracing.set_error(span, outcome.code or "tool_error")
         return outcome
 
 
@@ -225,24 +303,39 @@ async def _exchange(
     slot: Slot,
 ) -> CallOutcome:
     loop, trace = asyncio.get_running_loop(), RequestTrace(is_call=True)
-    task = asyncio.create_task(
-        connection.call_tool(
+    on_progress = _redact_progress(request.on_progress, owner)
+    if request.method == TOOLS_CALL:
+        sending = connection.call_tool(
             request.tool,
             request.arguments,
             trace,
             schema=request.schema,
-            on_progress=_redact_progress(request.on_progress, owner),
+            on_progress=on_progress,
+            client=request.client,
         )
-    )
+    else:
+        sending = connection.request(
+            request.method,
+            request.arguments,
+            trace,
+            on_progress=on_progress,
+            client=request.client,
+        )
+    task = asyncio.create_task(sending)
     owner.call_started(request.deadline)
     task.add_done_callback(lambda _: owner.call_ended())
     try:
-        await asyncio.wait({task}, timeout=max(0.0, request.deadline - loop.time()))
+        while not task.done():
+            asked = request.client.asked_seconds if request.client is not None else 0.0
+            remaining = request.deadline + asked - loop.time()
+            await asyncio.wait({task}, timeout=max(0.0, remaining))
+            if remaining <= 0 or request.client is None:
+                break
     except asyncio.CancelledError:
         await _cancel(task)
         raise
     if task.done():
-        return await _build_outcome(task, owner, trace)
+        return await _build_outcome(task, owner, trace, request)
     if not trace.sent:
         await _cancel(task)
     if not trace.sent:
@@ -297,32 +390,64 @@ async def _await_late_answer(
 
 
 async def _build_outcome(
-    task: asyncio.Task[RawResult], owner: ConnectionOwner, trace: RequestTrace
+    task: asyncio.Task[RawResult],
+    owner: ConnectionOwner,
+    trace: RequestTrace,
+    request: UpstreamRequest,
 ) -> CallOutcome:
     credentials = owner.spec.credential_filter if owner.spec else CredentialFilter(())
     try:
         result, size = task.result()
     except ServerErrorResponse as response:
         message = credentials.redact_text(response.server_message)
-        return _failed("server_error", f"The server returned an error: {_quote(message)}")
+        text = f"The server returned an error: {_quote(message)}"
+        return replace(_failed("server_error", text), rpc_code=response.rpc_code)
     except UpstreamError as error:
         return _lost_outcome(error, trace)
     parse = partial(parse_result, result, credentials, max_items=settings.MAX_CONTENT_ITEMS)
+    if request.method != TOOLS_CALL:
+        parse = partial(parse_feature_result, request.method, result, credentials)
     try:
         if trace.malformed:
             raise InvalidResult(trace.malformed)
         outcome = await asyncio.to_thread(parse) if size > MAX_BYTES_ON_LOOP else parse()
     except InputRequired:
-        return _failed(
-            "input_required",
-            "The tool asks for input before it answers, which Toolcrib does not support yet.",
-            "Pass everything it needs in the arguments, or use another tool.",
-        )
+        return _input_required(result, credentials, request.client)
     except InvalidResult as problem:
         return _invalid(str(problem))
     if outcome.size > settings.MAX_RESULT_BYTES:
         return _too_large(format_bytes(outcome.size))
     return outcome
+
+
+def _error_text(outcome: CallOutcome) -> str:
+    """Return the beginning of what a call failed with."""
+    if outcome.is_error and outcome.serialized is not None:
+        return outcome.serialized[0][:MAX_QUOTED]
+    return outcome.message
+
+
+def _input_required(
+    result: Mapping[str, Any], credentials: CredentialFilter, client: AskingClient | None
+) -> CallOutcome:
+    """Return what the server asks, if the calling client can ask its user that."""
+    requests, state = result.get("inputRequests"), result.get("requestState")
+    is_valid = isinstance(requests, dict) and isinstance(state, str | None)
+    can_ask = (
+        client is not None
+        and is_valid
+        and all(
+            isinstance(each, dict) and client.supports(each) for each in (requests or {}).values()
+        )
+    )
+    if not can_ask or not (requests or state):
+        return _failed(
+            "input_required",
+            "The tool asks for input before it answers, which this client cannot give.",
+            "Pass everything it needs in the arguments, or use another tool.",
+        )
+    redacted = credentials.redact(requests) if requests else {}
+    return CallOutcome("input_required", input_requests=redacted, request_state=state)
 
 
 def _redact_progress(on_progress: OnProgress | None, owner: ConnectionOwner) -> OnProgress | None:
@@ -408,7 +533,7 @@ def parse_result(
     """Return the outcome of a call with this response, or raise InvalidResult."""
     kind = response.get("resultType", "complete")
     if kind == "input_required":
-        raise InputRequired("asks for input, which Toolcrib does not support yet")
+        raise InputRequired("asks for input")
     if kind != "complete":
         raise InvalidResult("has an unknown resultType")
     content = response.get("content")
@@ -439,6 +564,54 @@ def parse_result(
         serialized=(content_text, text, meta_text),
         size=content_size + size + meta_size,
     )
+
+
+# The list in the result of each method.
+RESULT_LISTS = {PROMPTS_GET: "messages", RESOURCES_READ: "contents"}
+MAX_COMPLETIONS = 100
+
+
+def parse_feature_result(
+    method: str, response: Mapping[str, Any], credentials: CredentialFilter
+) -> CallOutcome:
+    """Return the outcome of another request: its list as content, the rest as structured."""
+    kind = response.get("resultType", "complete")
+    if kind == "input_required" and method != COMPLETE:
+        raise InputRequired("asks for input")
+    if kind != "complete":
+        raise InvalidResult("has an unknown resultType")
+    if method == COMPLETE:
+        items = [_completion(response.get("completion"))]
+    else:
+        found = response.get(RESULT_LISTS[method])
+        if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+            raise InvalidResult(f"has no list of {RESULT_LISTS[method]}")
+        items = found
+    if len(items) > settings.MAX_CONTENT_ITEMS:
+        raise InvalidResult(f"has {len(items):,} items")
+    meta = response.get("_meta")
+    if meta is not None and not isinstance(meta, dict):
+        raise InvalidResult("has a _meta that is not an object")
+    meta = {name: value for name, value in (meta or {}).items() if name != SERVER_INFO} or None
+    description = response.get("description") if method == PROMPTS_GET else None
+    rest = {"description": description} if isinstance(description, str) else None
+    values = [_redact(value, credentials) for value in (items, rest, meta)]
+    return CallOutcome(
+        "succeeded",
+        content=values[0][0],
+        structured=values[1][0],
+        has_structured=True,
+        meta=values[2][0],
+        serialized=(values[0][1], values[1][1], values[2][1]),
+        size=sum(size for _, _, size in values),
+    )
+
+
+def _completion(completion: Any) -> dict[str, Any]:
+    values = completion.get("values") if isinstance(completion, dict) else None
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise InvalidResult("has no list of values")
+    return {**completion, "values": values[:MAX_COMPLETIONS]}
 
 
 def _redact(value: Any, credentials: CredentialFilter) -> tuple[Any, str, int]:

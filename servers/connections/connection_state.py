@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import mcp_types as types
 from django.conf import settings
 
+from servers.connections.asking import AskingClient
 from servers.errors import UpstreamError
 from servers.transports.direct_http import DirectHttpCaller
 from servers.transports.request_trace import RequestTrace, current_trace
@@ -36,6 +37,10 @@ class ConnectionState:
         self.cancelled: OrderedDict[Id, None] = OrderedDict()
         self.unmatched_responses = 0
         self.direct_caller: DirectHttpCaller | None = None
+        self.watchers: dict[str, list[Callable[[], None]]] = {}  # of resources, by URI
+        self.elicits = False  # the connection declares that its client can ask its user
+        self.was_asked = False  # by the server, although the connection does not declare that
+        self.askers: list[AskingClient] = []  # of running calls, the newest last
         self._calls = 0
         self._suspected: UpstreamError | None = None
 
@@ -96,6 +101,7 @@ class ConnectionState:
     def match_response(self, message: types.JSONRPCMessage) -> bool:
         """Tell whether to pass a message on. Responses are passed once, for a pending request."""
         if not isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
+            self.was_asked |= not self.elicits and message.method == "elicitation/create"
             return True
         request_id = normalize_id(message.id)
         self.subscriptions.discard(request_id)
@@ -118,6 +124,13 @@ class ConnectionState:
                     hint="This is a bug in the server.",
                 )
             )
+
+    def report_update(self, uri: object) -> None:
+        """Tell those that watch a resource, or one that contains it, that it has changed."""
+        for watched, watchers in list(self.watchers.items()):
+            if isinstance(uri, str) and uri.startswith(watched):
+                for on_update in list(watchers):
+                    on_update()
 
     def find_trace(self, response_id: object) -> RequestTrace | None:
         return self.pending.get(normalize_id(response_id))

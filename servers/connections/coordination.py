@@ -11,9 +11,11 @@ from datetime import timedelta
 from typing import Protocol
 
 from django.conf import settings
+from django.db import transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from catalog.models import ASKS, Revision
 from servers.connections.pool import Pool, PoolWatcher
 from servers.models import ConnectionPolicy, Isolation, Server
 from servers.registration.actions import build_spec
@@ -40,6 +42,16 @@ def clear_reconnect_claim(server_id: int) -> None:
     """Let all processes connect again: the server is reachable."""
     if not settings.EMBEDDED:
         Server.objects.filter(pk=server_id).exclude(dialled_at=None).update(dialled_at=None)
+
+
+@transaction.atomic
+def record_asking(server_id: int) -> None:
+    """Remember that a server asks users of clients: sessions then have connections of their own."""
+    server = Server.objects.select_for_update().filter(pk=server_id).first()
+    if server is not None and ASKS not in server.capabilities:
+        server.capabilities = [*server.capabilities, ASKS]
+        server.save(update_fields=["capabilities"])
+        Revision.bump()
 
 
 def set_open_sessions_source(source: OpenSessionsSource) -> None:

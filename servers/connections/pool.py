@@ -161,10 +161,13 @@ class ConnectionOwner:
     counts the calls that use or await the connection, late ones included.
     """
 
-    def __init__(self, server_id: int, watcher: PoolWatcher, *, persistent: bool) -> None:
+    def __init__(
+        self, server_id: int, watcher: PoolWatcher, *, persistent: bool, elicits: bool = False
+    ) -> None:
         self.server_id = server_id
         self.watcher = watcher
         self.persistent = persistent
+        self.elicits = elicits
         self.spec: ServerSpec | None = None
         self.calls = 0
         self.last_deadline = 0.0  # the latest deadline of its calls so far, in loop time
@@ -215,7 +218,7 @@ class ConnectionOwner:
         self.spec = spec
         await self.watcher.connecting(spec)
         changed: Callable[[], None] = lambda: self.watcher.list_changed(self.server_id)  # noqa: E731
-        async with connect(spec, on_list_changed=changed) as connection:
+        async with connect(spec, on_list_changed=changed, elicits=self.elicits) as connection:
             self.lost.clear()
             if not self.ready.done():
                 self.ready.set_result(connection)
@@ -408,7 +411,7 @@ class Pool:
         return owner
 
     async def owner_for_call(
-        self, server_id: int, session: str, generation: int
+        self, server_id: int, session: str, generation: int, *, elicits: bool = False
     ) -> ConnectionOwner:
         """Return the owner of the connection for a call, at the server's current generation."""
         key = (server_id, session)
@@ -422,10 +425,18 @@ class Pool:
                 await self._retire(key, owner)
         if session and key not in self.owners:
             self._check_session_limit(server_id)
-        return self._get_owner(key, persistent=False)
+        return self._get_owner(key, persistent=False, elicits=elicits and bool(session))
+
+    def has_room(self, server_id: int, session: str) -> bool:
+        """Return whether a session has a connection of its own to a server, or may open one."""
+        is_open = (server_id, session) in self.owners
+        return is_open or self._session_count(server_id) < settings.SESSION_CONNECTIONS
+
+    def _session_count(self, server_id: int) -> int:
+        return sum(1 for server, session in self.owners if session and server == server_id)
 
     def _check_session_limit(self, server_id: int) -> None:
-        count = sum(1 for server, session in self.owners if session and server == server_id)
+        count = self._session_count(server_id)
         if count >= settings.SESSION_CONNECTIONS:
             raise Busy(
                 f"All {count} session connections to this server are in use.",
@@ -447,10 +458,10 @@ class Pool:
         task.add_done_callback(self.background.discard)
         return task
 
-    def _get_owner(self, key: Key, *, persistent: bool) -> ConnectionOwner:
+    def _get_owner(self, key: Key, *, persistent: bool, elicits: bool = False) -> ConnectionOwner:
         owner = self.owners.get(key)
         if owner is None or owner.task.done():
-            owner = ConnectionOwner(key[0], self.watcher, persistent=persistent)
+            owner = ConnectionOwner(key[0], self.watcher, persistent=persistent, elicits=elicits)
             self.owners[key] = owner
         return owner
 

@@ -8,7 +8,12 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from mcp.client import ClientSession
-from mcp.shared.inbound import find_invalid_x_mcp_header, mcp_param_headers, x_mcp_header_map
+from mcp.shared.inbound import (
+    find_invalid_x_mcp_header,
+    mcp_param_headers,
+    x_mcp_header_map,
+)
+from mcp_types import CLIENT_CAPABILITIES_META_KEY
 
 from servers.spec import OnProgress
 
@@ -28,12 +33,17 @@ async def raw_request(
     *,
     on_progress: OnProgress | None = None,
     resume: str | None = None,
+    capabilities: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Send a request, or resume the stream of an earlier response; return the raw result."""
     message: dict[str, Any] = {"method": method, "params": params}
     options: Any = {}
     stamp_of(session)(message, options)
     options["headers"].update(headers or {})
+    if capabilities is not None:  # of the calling client, in versions that declare them here
+        meta = message["params"]["_meta"]
+        own = meta.get(CLIENT_CAPABILITIES_META_KEY) or {}
+        meta[CLIENT_CAPABILITIES_META_KEY] = {**own, **capabilities}
     if on_progress is not None:
         options["on_progress"] = _awaitable(on_progress)
     if resume is not None:

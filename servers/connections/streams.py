@@ -21,7 +21,14 @@ from servers.connections.connection_state import ConnectionState, Id, normalize_
 from servers.errors import UpstreamError
 from servers.transports.request_trace import RequestTrace, current_trace, parse_off_loop
 from servers.transports.response_body import BodyError
-from toolcrib.lib.jsonrpc import BOM, LARGE_BYTES, id_at_head, parse_leading_values, parse_message
+from toolcrib.lib.protocols.jsonrpc import (
+    BOM,
+    LARGE_BYTES,
+    id_at_head,
+    limit_depth,
+    parse_leading_values,
+    parse_message,
+)
 
 MAX_UNANSWERED = 100  # requests of a server to the client
 MAX_NON_MCP_LINES = 50  # such as a banner
@@ -157,6 +164,8 @@ class _StreamBridge:
         raw = raw.removeprefix(BOM)
         parser = parse_large if len(raw) > LARGE_BYTES else parse
         messages = await parse_off_loop(parser, raw)
+        if any(isinstance(item, types.JSONRPCError) and _is_parse_error(item) for item in messages):
+            messages = await self._parse_nested(raw) or messages
         if not messages and raw.strip():
             messages = await self._handle_non_message(raw)
         for message in messages:
@@ -177,9 +186,26 @@ class _StreamBridge:
             return []
         trace = self.state.find_trace(id_at_head(raw)) or self.state.only_trace()
         if trace is None or not trace.is_call or trace.request_id is None:
-            raise unreadable_error()
+            if not (messages := await self._parse_nested(raw)):
+                raise unreadable_error()
+            return messages
         trace.malformed = "cannot be read: it is not valid JSON, or nested too deeply"
         return [_parse_error(trace.request_id)]
+
+    async def _parse_nested(self, raw: bytes) -> list[types.JSONRPCMessage]:
+        """Return a tool list of which a part is nested too deeply; nothing for other messages."""
+        limited = await parse_off_loop(limit_depth, raw)
+        if limited == raw:
+            return []
+        parser = parse_large if len(limited) > LARGE_BYTES else parse
+        messages = await parse_off_loop(parser, limited)
+        for message in messages:
+            if not isinstance(message, types.JSONRPCResponse):
+                return []
+            trace = self.state.find_trace(message.id)
+            if trace is not None and trace.is_call:  # results are passed unchanged or not at all
+                return []
+        return messages
 
     def _assign_error(self, error: UpstreamError, head: bytes) -> None:
         """Record the error on the call whose response ended the connection, if known."""
@@ -342,6 +368,10 @@ def parse(raw: bytes) -> list[types.JSONRPCMessage]:
             if request_id is not None:
                 messages.append(_parse_error(request_id))
     return messages
+
+
+def _is_parse_error(message: types.JSONRPCError) -> bool:
+    return message.error.code == types.PARSE_ERROR
 
 
 def _parse_error(request_id: Id) -> types.JSONRPCError:

@@ -1,4 +1,4 @@
-"""Paginated tools/list, with limits and cursor loop detection.
+"""Paginated lists of tools, prompts and resources, with limits and cursor loop detection.
 
 Knows only the format of a page; `Connection` fetches them.
 """
@@ -12,12 +12,20 @@ from servers.errors import ListingError, UpstreamError, format_bytes
 from servers.spec import Listing
 
 MAX_CURSOR_BYTES = 64 * 1024
+# Methods by the member of their result that is the list.
+METHODS = {
+    "tools": "tools/list",
+    "prompts": "prompts/list",
+    "resources": "resources/list",
+    "resourceTemplates": "resources/templates/list",
+}
 
 
 async def list_all_pages(
     fetch: Callable[[str | None], Awaitable[Mapping[str, object] | None]],
+    member: str = "tools",
 ) -> Listing:
-    """Fetch every page of a server's tools. Raises rather than return an incomplete list."""
+    """Fetch every page of a list. Raises rather than return an incomplete list."""
     tools: list[object] = []
     ttls: list[int] = []
     warnings: list[str] = []
@@ -26,17 +34,17 @@ async def list_all_pages(
     while True:
         page = await fetch(cursors[-1] if cursors else None)
         if page is None:
-            return Listing((), 0, None, ("The server offers no tools.",))
+            return Listing((), 0, None, (f"The server offers no {member}.",))
         pages += 1
         size += _size(page)
-        page_tools = page.get("tools")
+        page_tools = page.get(member)
         if not isinstance(page_tools, list):
             raise UpstreamError(
-                "The server answered tools/list without a list of tools.",
+                f"The server answered {METHODS[member]} without a list of {member}.",
                 hint="This is a bug in the server.",
             )
         tools += page_tools
-        _check_limits(len(tools), size)
+        _check_limits(member, len(tools), size)
         ttl = page.get("ttlMs")
         if isinstance(ttl, int) and not isinstance(ttl, bool) and ttl >= 0:
             ttls.append(ttl)
@@ -48,7 +56,7 @@ async def list_all_pages(
         cursors.append(_check_cursor(cursor, cursors))
         if pages >= settings.MAX_PAGES:
             raise ListingError(
-                f"The list of tools has more than {settings.MAX_PAGES} pages.",
+                f"The list of {member} has more than {settings.MAX_PAGES} pages.",
                 code="page_limit",
                 hint="TOOLCRIB_MAX_PAGES sets the limit.",
             )
@@ -75,16 +83,16 @@ def _check_cursor(cursor: object, previous: list[str]) -> str:
     return cursor
 
 
-def _check_limits(tools: int, size: int) -> None:
+def _check_limits(member: str, tools: int, size: int) -> None:
     if tools > settings.MAX_TOOLS:
         raise ListingError(
-            f"The server offers more than {settings.MAX_TOOLS} tools.",
+            f"The server offers more than {settings.MAX_TOOLS} {member}.",
             code="tool_limit",
             hint="TOOLCRIB_MAX_TOOLS sets the limit.",
         )
     if size > settings.MAX_LISTING_BYTES:
         raise ListingError(
-            f"The list of tools is larger than {format_bytes(settings.MAX_LISTING_BYTES)}.",
+            f"The list of {member} is larger than {format_bytes(settings.MAX_LISTING_BYTES)}.",
             code="listing_too_large",
             hint="TOOLCRIB_MAX_LISTING_BYTES sets the limit.",
         )

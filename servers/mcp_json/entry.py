@@ -23,6 +23,7 @@ from servers.registration.validation import (
     check_url,
     url_warnings,
 )
+from servers.registration.variable_positions import find_misplaced_variables, misplaced_variable
 from servers.secret import Secret
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.text import escape_ambiguous
@@ -181,9 +182,39 @@ class _Entry:
                 )
         else:
             args = plaintext_secrets.extract_from_args(args, self.extract)
+            args = self.expand_misplaced_variables(command, args)
         check_argv([command, *args], "" if "${" in cwd else cwd)
         self.warnings += argv_warnings([command, *args])
         return {"command": command, "args": tuple(args), "cwd": cwd}
+
+    def expand_misplaced_variables(self, command: str, args: list[str]) -> list[str]:
+        """Write out paths where no variable may stand, so that the admin confirms them.
+
+        Any other value there is rejected; a missing one is checked once it is known.
+        """
+
+        def expand(match: re.Match[str]) -> str:
+            value = self.bindings.used.get(match[1])
+            if value is None:
+                return match[0]
+            if match[0] in self.extracted:
+                raise EntryError(
+                    "An argument contains a plaintext secret, and is not the value of an option.",
+                    "Pass the secret in env, or as the value of an option such as --token.",
+                    "bad_argv",
+                )
+            if not _PATH_VALUE.fullmatch(value) or plaintext_secrets.looks_like_secret(value):
+                raise misplaced_variable(match[0])
+            return value
+
+        args = list(args)
+        for position in find_misplaced_variables([command, *args]):
+            if position > 0:
+                args[position - 1] = PLACEHOLDER.sub(expand, args[position - 1])
+        remaining = {name for arg in args for name in PLACEHOLDER.findall(arg)}
+        for name in self.bindings.used.keys() - remaining:
+            del self.bindings.used[name]
+        return args
 
     def parse_args(self) -> list[str]:
         value = self.entry.get("args")

@@ -3,8 +3,11 @@
 Used by the pages, the API and the management command.
 """
 
+import os
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from django.conf import settings
 
@@ -12,8 +15,29 @@ from catalog.audit import Actor
 from servers.mcp_json.parser import parse_mcp_json
 from servers.models import CredentialKind, Server
 from servers.registration import actions as server_actions
+from servers.registration.confirmation import draft_program
 from servers.registration.drafts import ImportCheck, Problem, ServerDraft, target_string
 from toolcrib.lib.errors import Invalid, ToolcribError
+
+# Toolcrib's own environment variables, never available to a file.
+PRIVATE_VARIABLES = ("TOOLCRIB_", "DATABASE_URL", "REDIS_URL")
+
+
+def environment_variables() -> dict[str, str]:
+    """Return the environment that the references of a file may use."""
+    items = os.environ.items()
+    return {name: value for name, value in items if not name.startswith(PRIVATE_VARIABLES)}
+
+
+def read_text(name: str) -> str:
+    """Return the text of a file, or of standard input for `-`."""
+    try:
+        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return raw.decode("utf-8-sig")
+    except OSError as error:
+        raise Invalid(f"{name} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise Invalid(f"{name} is not UTF-8 text.") from error
 
 
 @dataclass(frozen=True)
@@ -77,7 +101,8 @@ def save_drafts(
             message = f"Already registered as {known.slug}."
             results.append(ImportResult(draft.name, known=known, message=message))
             continue
-        allowed = draft.digest if allow_programs or draft.digest in confirmed else ""
+        digest = draft_program(draft).digest if draft.argv else ""
+        allowed = digest if allow_programs or digest in confirmed else ""
         try:
             server = server_actions.add_server(draft, actor=actor, confirmed=allowed)
             results.append(ImportResult(draft.name, server=server))

@@ -1,7 +1,8 @@
 """Create, edit and delete servers and their credentials; authorize stdio commands.
 
 A stdio server runs a command on this machine. Adding, editing, importing, testing and syncing one
-all call `check_program`, and `build_spec`, which every connection needs, calls it again.
+all call `check_program` and compare the confirmation, and `build_spec`, which every connection
+needs, does both again.
 """
 
 import re
@@ -16,6 +17,7 @@ from django.utils import timezone
 
 from catalog import audit, preferences
 from catalog.audit import Actor
+from catalog.definitions import ingest
 from catalog.models import Group, Revision
 from servers.models import (
     ConnectionPolicy,
@@ -27,10 +29,11 @@ from servers.models import (
     Transport,
     Trust,
 )
-from servers.registration import validation
-from servers.registration.argv_warnings import runs_inline_code
+from servers.registration import confirmation, state_history, validation
+from servers.registration.confirmation import Program
 from servers.registration.credentials import decrypt, encrypt, origin_digest
 from servers.registration.drafts import RESERVED_SLUGS, ServerDraft
+from servers.registration.variable_positions import find_misplaced_variables, misplaced_variable
 from servers.secret import Secret
 from servers.spec import ServerSpec
 from toolcrib.lib.errors import Conflict, Forbidden, Invalid, ToolcribError
@@ -65,11 +68,18 @@ class StdioDisabled(Forbidden):
 class CommandNotConfirmed(Conflict):
     code = "confirm_argv"
 
-    def __init__(self, argv: Sequence[str]) -> None:
+    def __init__(self, program: Program) -> None:
         super().__init__(
-            f"This server runs a command on this machine: {validation.format_argv(argv)}",
-            hint="Confirm this exact command; in the API, repeat it as confirm_argv.",
-            details={"argv": list(argv)},
+            f"This server runs a command on this machine: {validation.format_argv(program.argv)}",
+            hint="Confirm this exact command with its values. In the API, repeat its arguments "
+            "with the variables filled in as confirm_argv, or the digest as confirm.",
+            details={
+                "argv": list(program.argv),
+                "cwd": program.cwd,
+                "variables": sorted(program.variables),
+                "env": sorted(program.env),
+                "digest": program.digest,
+            },
         )
 
 
@@ -77,8 +87,8 @@ class CredentialsMissing(Conflict):
     code = "credentials_missing"
 
 
-def check_program(argv: Sequence[str], cwd: str, *, confirmed: str) -> None:
-    """Raise unless stdio is allowed and `confirmed` is the digest of this exact command."""
+def check_program(argv: Sequence[str], cwd: str) -> None:
+    """Raise unless stdio is allowed and every variable stands where a value stands."""
     if not settings.ALLOW_STDIO:
         raise StdioDisabled
     validation.check_argv(argv, cwd)
@@ -87,17 +97,15 @@ def check_program(argv: Sequence[str], cwd: str, *, confirmed: str) -> None:
             "The command and the working directory must not contain variables.",
             hint="Write both out in full; arguments may contain variables.",
         )
-    if runs_inline_code(argv) and any(validation.PLACEHOLDER.search(arg) for arg in argv):
-        raise validation.bad_argv(
-            "Inline code in the arguments must not contain variables.",
-            hint="Write the code out in full, and pass values in env.",
-        )
-    if confirmed != validation.argv_digest(argv, cwd):
-        raise CommandNotConfirmed(argv)
+    if misplaced := find_misplaced_variables(argv):
+        raise misplaced_variable(argv[misplaced[0]])
 
 
-def check_draft(draft: ServerDraft, *, confirmed: str) -> None:
-    """Validate a draft from any source against the rules of its transport."""
+def check_draft(draft: ServerDraft, *, confirmed: str, server: Server | None = None) -> None:
+    """Validate a draft from any source against the rules of its transport.
+
+    A program needs a confirmation, unless it is exactly what `server`, the edited one, runs.
+    """
     if not SLUG_PATTERN.fullmatch(draft.slug):
         raise Invalid(
             "A slug has 1 to 32 lowercase letters, digits and inner hyphens.", code="bad_slug"
@@ -105,7 +113,7 @@ def check_draft(draft: ServerDraft, *, confirmed: str) -> None:
     if draft.slug in RESERVED_SLUGS:
         raise Invalid(f"The slug {draft.slug} is reserved.", code="bad_slug")
     if draft.transport == Transport.STDIO:
-        check_program([draft.command, *draft.args], draft.cwd, confirmed=confirmed)
+        check_program(draft.argv, draft.cwd)
         for name, value in draft.env.items():
             validation.check_env(name, value.reveal())
     elif draft.transport in (Transport.HTTP, Transport.SSE):
@@ -124,6 +132,18 @@ def check_draft(draft: ServerDraft, *, confirmed: str) -> None:
             code="variables_missing",
             details={"missing": list(draft.missing)},
         )
+    if draft.transport == Transport.STDIO:
+        check_confirmation(confirmation.draft_program(draft, server), confirmed, server)
+
+
+def check_confirmation(program: Program, confirmed: str, server: Server | None = None) -> None:
+    """Raise unless `confirmed` is the program's digest, or the server runs this program already."""
+    if server is not None and server.transport == Transport.STDIO:
+        current = confirmation.stored_program(server)
+        if current == program and confirmation.is_confirmed(server, current):
+            return
+    if not program.matches(confirmed):
+        raise CommandNotConfirmed(program)
 
 
 def check_variable(name: str, value: Secret, argv: Sequence[str]) -> None:
@@ -148,13 +168,14 @@ def add_server(draft: ServerDraft, *, actor: Actor, confirmed: str = "") -> Serv
         name=draft.name[:120] or draft.slug,
         description=draft.description,
         **draft.connection_fields(),
-        confirmed_argv=confirmed if draft.transport == Transport.STDIO else "",
         enabled=not draft.disabled,
         state=ServerState.DISABLED if draft.disabled else ServerState.NEW,
         unknown_fields=dict(draft.unknown),
         poll_seconds=preferences.value("sync_poll_seconds"),
         call_timeout=settings.CALL_TIMEOUT,
     )
+    if draft.transport == Transport.STDIO:
+        confirmation.set_confirmed(server, confirmation.draft_program(draft))
     try:
         with transaction.atomic():
             server.save()
@@ -184,15 +205,22 @@ def add_server(draft: ServerDraft, *, actor: Actor, confirmed: str = "") -> Serv
 def edit_connection(
     server: Server, draft: ServerDraft, *, actor: Actor, confirmed: str = ""
 ) -> Server:
-    """Change how to connect. A new origin or command removes all stored credential values."""
+    """Change how to connect. A new origin or command removes all stored credential values.
+
+    A changed program, also one with other values in its environment, must be confirmed.
+    """
     server = Server.objects.select_for_update().get(pk=server.pk)
     before, old_origin = _audit_values(server), server.origin
-    check_draft(draft, confirmed=confirmed or server.confirmed_argv)
+    check_draft(draft, confirmed=confirmed, server=server)
+    program = confirmation.draft_program(draft, server) if draft.argv else Program(())
     for name, value in draft.connection_fields().items():
         setattr(server, name, value)
     if server.origin != old_origin:
         server.credentials.update(ciphertext="", origin_sha256=origin_digest(server.origin))
-    server.confirmed_argv = draft.digest
+    if draft.argv:
+        confirmation.set_confirmed(server, program)
+    else:
+        server.confirmed_argv, server.confirmed_values = "", ""
     server.generation += 1
     server.save()
     _store_draft_credentials(server, draft)
@@ -203,9 +231,17 @@ def edit_connection(
 
 @transaction.atomic
 def set_credentials(
-    server: Server, kind: str, values: Mapping[str, Secret | None], *, actor: Actor
+    server: Server,
+    kind: str,
+    values: Mapping[str, Secret | None],
+    *,
+    actor: Actor,
+    confirmed: str = "",
 ) -> None:
-    """Set credentials of one kind; None deletes one. The audit entry has names, never values."""
+    """Set credentials of one kind; None deletes one. The audit entry has names, never values.
+
+    A variable or environment variable of a program changes what runs, so it must be confirmed.
+    """
     if kind not in CredentialKind.values:
         raise Invalid("kind must be header, env or variable.")
     server = Server.objects.select_for_update().get(pk=server.pk)
@@ -218,10 +254,16 @@ def set_credentials(
             validation.check_env(name, value.reveal())
         else:
             check_variable(name, value, server.argv)
+    if server.transport == Transport.STDIO:
+        program = confirmation.stored_program(server, kind, values)
+        check_program(program.argv, program.cwd)
+        if program != confirmation.stored_program(server):
+            check_confirmation(program, confirmed)
+            confirmation.set_confirmed(server, program)
     server.credentials.filter(kind=kind, name__in=removed).delete()
     _store_credentials(server, kind, new_values)
-    Server.objects.filter(pk=server.pk).update(generation=F("generation") + 1)
     server.generation += 1
+    server.save(update_fields=["generation", "confirmed_argv", "confirmed_values"])
     audit.record(
         actor,
         "server.credentials",
@@ -292,9 +334,25 @@ def set_enabled(server: Server, enabled: bool, *, actor: Actor) -> Server:
         server.generation += 1
         server.failures = 0
         server.save()
+        state_history.record(server.pk, server.state, server.state_since)
         audit.record(actor, "server.enable" if enabled else "server.disable", server)
         Revision.bump()
     return server
+
+
+@transaction.atomic
+def remove_tools(server: Server, *, actor: Actor) -> int:
+    """Remove a server's tools as an empty list from it would, and return how many.
+
+    They keep their groups and reviews, and the next sync restores those that the server lists.
+    """
+    locked = Server.objects.select_for_update().get(pk=server.pk)
+    result = ingest.apply_listing(locked, (), (), {}, findings={}, allow_removals=True)
+    if locked.removals_held:
+        locked.removals_held = False
+        locked.save(update_fields=["removals_held"])
+    audit.record(actor, "server.remove_tools", locked, after={"tools": len(result.removed)})
+    return len(result.removed)
 
 
 @transaction.atomic
@@ -311,7 +369,7 @@ def delete_server(server: Server, *, actor: Actor) -> None:
 def build_spec(server: Server) -> ServerSpec:
     """Decrypt what a connection needs. Every connection starts here: commands are checked again."""
     if server.transport == Transport.STDIO:
-        check_program(server.argv, server.cwd, confirmed=server.confirmed_argv)
+        check_program(server.argv, server.cwd)
     digest = origin_digest(server.origin)
     values: dict[str, dict[str, Secret]] = {kind: {} for kind in CredentialKind.values}
     for credential in server.credentials.all():
@@ -322,6 +380,10 @@ def build_spec(server: Server) -> ServerSpec:
                 hint="Enter the value again in the server's settings, or delete the credential.",
             )
         values[credential.kind][credential.name] = decrypt(credential.ciphertext)
+    if server.transport == Transport.STDIO:
+        program = confirmation.stored_program(server)
+        if not confirmation.is_confirmed(server, program):
+            raise CommandNotConfirmed(program)
     return fill_spec(server, **values)
 
 
@@ -339,21 +401,13 @@ def fill_spec(
         slug=server.slug,
         generation=server.generation,
         transport=server.transport,
-        argv=tuple(_fill_variables(arg, variable) for arg in argv),
+        argv=tuple(confirmation.fill_variables(arg, variable) for arg in argv),
         cwd=server.cwd,
         env=env,
-        url=_fill_variables(server.url, variable),
+        url=confirmation.fill_variables(server.url, variable),
         headers=header,
         hidden=tuple(variable.values()),
     )
-
-
-def _fill_variables(text: str, variables: Mapping[str, Secret]) -> Secret:
-    def replacement(match: re.Match[str]) -> str:
-        value = variables.get(match[1])
-        return value.reveal() if value else match[0]
-
-    return Secret(validation.PLACEHOLDER.sub(replacement, text))
 
 
 def _audit_values(server: Server) -> dict[str, object]:
@@ -372,11 +426,14 @@ def report_state(
     if unchanged.exists():
         return
     fields: dict[str, Any] = {"failures": 0} if state == ServerState.CONNECTED else {}
-    rows.update(
+    now = timezone.now()
+    updated = rows.update(
         state=state,
         state_code=code,
         state_reason=reason,
         state_detail=getattr(error, "detail", ""),
-        state_since=timezone.now(),
+        state_since=now,
         **fields,
     )
+    if updated:
+        state_history.record(server_id, state, now)

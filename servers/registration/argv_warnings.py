@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 
 from toolcrib.lib.text import escape_ambiguous
 
-_SHELLS = frozenset([
+SHELLS = frozenset([
     "sh", "bash", "zsh", "dash", "ash", "ksh", "fish", "csh", "tcsh", "busybox",
     "cmd", "powershell", "pwsh",
 ])  # fmt: skip
 _PRIVILEGE_TOOLS = frozenset(["sudo", "doas", "su", "pkexec", "runuser"])
-_CONTAINERS = frozenset(["docker", "podman", "nerdctl"])
+CONTAINERS = frozenset(["docker", "podman", "nerdctl"])
 _HOST_PATH = re.compile(r"^(?:/|~|\.|\$|[A-Za-z]:[\\/])")
 _WRAPPERS = frozenset(["env", "sudo", "doas", "nohup", "nice", "setsid", "stdbuf"])
 
@@ -38,7 +38,7 @@ _OPTIONS_WITH_VALUE = frozenset([
 ])  # fmt: skip
 
 # Commands that download a package by name -> the package ecosystem.
-_RUNNERS = {
+RUNNERS = {
     "npx": "npm", "bunx": "npm", "pnpx": "npm", "npm exec": "npm", "npm x": "npm",
     "pnpm dlx": "npm", "yarn dlx": "npm", "bun x": "npm",
     "uvx": "python", "uv tool run": "python", "pipx run": "python",
@@ -67,10 +67,10 @@ def _warnings(argv: Sequence[str]) -> Iterator[str]:
     if " " in command.strip():
         yield "The command contains a space. If it includes arguments, enter each one separately."
     for words in _unwrap(list(argv)):
-        yield from _program_warnings(_program_name(words[0]), words[1:])
+        yield from _program_warnings(program_name(words[0]), words[1:])
 
 
-def _program_name(word: str) -> str:
+def program_name(word: str) -> str:
     name = re.split(r"[/\\]", word)[-1].lower()
     return re.sub(r"\.(?:exe|cmd|bat|ps1)$", "", name)
 
@@ -79,7 +79,7 @@ def _unwrap(words: list[str]) -> list[list[str]]:
     """Return this command line and those it starts through wrappers such as env and sudo."""
     commands = [words]
     for _ in range(4):
-        program = _program_name(words[0])
+        program = program_name(words[0])
         rest = words[1:]
         if program in _WRAPPERS:
             while rest and (rest[0].startswith("-") or "=" in rest[0]):
@@ -100,25 +100,25 @@ def _program_warnings(program: str, args: list[str]) -> Iterator[str]:
         yield f"{program} runs the command as another user, usually root."
     if _has_inline_code(program, args):
         yield f"Runs inline code from the arguments ({program}). Review all of it."
-    elif program in _SHELLS:
+    elif program in SHELLS:
         yield f"Starts a shell ({program}), which can run any command."
     if package := _unpinned_package(program, args):
         yield (
             f"Downloads {escape_ambiguous(package[:100])} without a pinned version, so the code "
             "can change at any start. Pin an exact version."
         )
-    if program in _CONTAINERS and "run" in args:
+    if program in CONTAINERS and "run" in args:
         yield from _container_warnings(args)
 
 
 def runs_inline_code(argv: Sequence[str]) -> bool:
     """Return whether the arguments contain inline code, also behind env or sudo."""
     commands = _unwrap(list(argv))
-    return any(_has_inline_code(_program_name(words[0]), words[1:]) for words in commands)
+    return any(_has_inline_code(program_name(words[0]), words[1:]) for words in commands)
 
 
 def _has_inline_code(program: str, args: list[str]) -> bool:
-    if program in _SHELLS:
+    if program in SHELLS:
         return any(_SHELL_INLINE_OPTIONS.match(arg) for arg in args)
     family = re.sub(r"[\d.]+w?$", "", program)
     inline = _INLINE_OPTIONS.get("node" if family == "nodejs" else family)
@@ -136,7 +136,7 @@ def _has_inline_code(program: str, args: list[str]) -> bool:
 
 def _unpinned_package(program: str, args: list[str]) -> str:
     words = [program, *args]
-    for runner, kind in _RUNNERS.items():
+    for runner, kind in RUNNERS.items():
         size = len(runner.split())
         if words[:size] == runner.split():
             package = _package_name(words[size:])

@@ -25,17 +25,19 @@ def _fernet(keys: tuple[str, ...]) -> MultiFernet:
     )
 
 
-def _keys() -> tuple[str, ...]:
+def keys() -> tuple[str, ...]:
     return tuple(settings.ENCRYPTION_KEYS)
 
 
-def encrypt(secret: Secret) -> str:
-    return _fernet(_keys()).encrypt(secret.reveal().encode()).decode("ascii")
+def encrypt(secret: Secret, with_keys: Sequence[str] = ()) -> str:
+    """Encrypt with the first key, by default of this installation."""
+    fernet = _fernet(tuple(with_keys) or keys())
+    return fernet.encrypt(secret.reveal().encode()).decode("ascii")
 
 
 def decrypt(ciphertext: str) -> Secret:
     try:
-        return Secret(_fernet(_keys()).decrypt(ciphertext.encode("ascii")).decode())
+        return Secret(_fernet(keys()).decrypt(ciphertext.encode("ascii")).decode())
     except InvalidToken as error:
         raise UnreadableCredential(
             "A stored credential cannot be decrypted with this installation's key.",
@@ -44,7 +46,7 @@ def decrypt(ciphertext: str) -> Secret:
 
 
 def rotate(ciphertext: str) -> str:
-    return _fernet(_keys()).rotate(ciphertext.encode("ascii")).decode("ascii")
+    return _fernet(keys()).rotate(ciphertext.encode("ascii")).decode("ascii")
 
 
 def is_readable(ciphertext: str, keys: Sequence[str]) -> bool:

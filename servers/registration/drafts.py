@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from servers.registration.validation import PLACEHOLDER, argv_digest, format_argv
+from servers.registration.validation import PLACEHOLDER, format_argv
 from servers.secret import Secret
 from toolcrib.lib.text import escape_ambiguous
 
@@ -57,11 +57,6 @@ class ServerDraft:
     @property
     def argv(self) -> tuple[str, ...]:
         return (self.command, *self.args) if self.transport == "stdio" else ()
-
-    @property
-    def digest(self) -> str:
-        """The digest to confirm before the command may run; empty if it runs none."""
-        return argv_digest(self.argv, self.cwd) if self.argv else ""
 
     @property
     def target(self) -> str:

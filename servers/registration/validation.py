@@ -174,32 +174,80 @@ def _host(text: str) -> str:
 _ENV_DENIED = {
     "It changes which program or library a name resolves to.": (
         "PATH PATHEXT COMSPEC SHELL PYTHONPATH PYTHONHOME PYTHONEXECUTABLE PYTHONUSERBASE "
-        "PYTHONPLATLIBDIR NODE_PATH NPM_CONFIG_SCRIPT_SHELL PERL5LIB PERLLIB RUBYLIB CLASSPATH "
-        "LOCPATH"
+        "PYTHONPLATLIBDIR PYTHONPYCACHEPREFIX NODE_PATH PERL5LIB PERLLIB RUBYLIB GEM_HOME GEM_PATH "
+        "CLASSPATH JAVA_HOME LOCPATH LUA_PATH* LUA_CPATH* R_LIBS* R_HOME JULIA_LOAD_PATH "
+        "JULIA_DEPOT_PATH JULIA_PROJECT GUILE_LOAD_* TCLLIBPATH GOROOT GOPATH VIRTUAL_ENV CONDA_*"
+    ),
+    "It changes which configuration files programs read, and these can name code to run.": (
+        "HOME USERPROFILE APPDATA XDG_CONFIG_HOME XDG_CONFIG_DIRS XDG_DATA_HOME XDG_DATA_DIRS "
+        "NETRC CURL_HOME WGETRC INPUTRC DOCKER_CONFIG"
+    ),
+    "It changes where package runners download code from, or how they run it.": (
+        "NPM_CONFIG_* PNPM_* YARN_* COREPACK_* UV_* PIP_* PIPX_* POETRY_* RUBYGEMS_* BUNDLE_* "
+        "BUNDLER_* CARGO_* RUSTUP_* RUSTC* GOFLAGS GOPROXY GOENV GOTOOLCHAIN GONOSUMDB GOPRIVATE "
+        "DENO_DIR DENO_INSTALL* DENO_TLS_CA_STORE JSR_URL NPM_REGISTRY*"
     ),
     "It can make shells run code that was not confirmed.": (
         "IFS ENV BASH_ENV ZDOTDIR PS4 SHELLOPTS BASHOPTS PROMPT_COMMAND BASH_FUNC_*"
     ),
     "It can load code that was not confirmed.": (
         "PYTHONSTARTUP PYTHONINSPECT PYTHONBREAKPOINT PYTHONWARNINGS NODE_OPTIONS "
-        "NPM_CONFIG_NODE_OPTIONS ELECTRON_RUN_AS_NODE PERL5OPT PERL5DB RUBYOPT LUA_INIT PHPRC "
-        "PHP_INI_SCAN_DIR JAVA_TOOL_OPTIONS _JAVA_OPTIONS JDK_JAVA_OPTIONS DOTNET_STARTUP_HOOKS "
-        "COR_PROFILER CORECLR_PROFILER GCONV_PATH GLIBC_TUNABLES OPENSSL_CONF OPENSSL_MODULES "
-        "OPENSSL_ENGINES"
+        "NODE_REPL_EXTERNAL_MODULE ELECTRON_RUN_AS_NODE BUN_* PERL5OPT PERL5DB PERL5SHELL RUBYOPT "
+        "LUA_INIT* PHPRC PHP_INI_SCAN_DIR JAVA_TOOL_OPTIONS JAVA_OPTS _JAVA_OPTIONS "
+        "JDK_JAVA_OPTIONS MAVEN_OPTS GRADLE_OPTS DOTNET_* COMPLUS_* COR_* CORECLR_* ERL_* "
+        "ELIXIR_ERL_OPTIONS R_PROFILE* R_ENVIRON* GCONV_PATH GLIBC_TUNABLES OPENSSL_CONF* "
+        "OPENSSL_MODULES OPENSSL_ENGINES"
+    ),
+    "It can make programs run another program.": (
+        "EDITOR VISUAL PAGER MANPAGER BROWSER LESSOPEN LESSCLOSE SSH_ASKPASS* SUDO_ASKPASS "
+        "RSYNC_RSH CVS_RSH"
     ),
     "It changes host name resolution.": "HOSTALIASES RES_OPTIONS",
     "It writes TLS session keys to a file.": "SSLKEYLOGFILE",
-    "It can make ssh run another program.": "SSH_ASKPASS",
     "It can inject code through the dynamic linker.": "LD_* DYLD_*",
-    "It can make git run another program.": (
-        "GIT_SSH* GIT_ASKPASS* GIT_EXTERNAL_DIFF* GIT_CONFIG* GIT_PROXY_COMMAND* GIT_EXEC_PATH* "
-        "GIT_EDITOR* GIT_PAGER*"
-    ),
+    "It can make git run another program.": "GIT_*",
     "It is a Toolcrib setting.": "TOOLCRIB_*",
 }
 _DENIED_NAMES = {name: reason for reason, names in _ENV_DENIED.items() for name in names.split()}
+# Names that a pattern above includes, and that run and load nothing.
+_ENV_HARMLESS = frozenset(
+    [
+        "NPM_CONFIG_LOGLEVEL",
+        "NPM_CONFIG_YES",
+        "NPM_CONFIG_UPDATE_NOTIFIER",
+        "NPM_CONFIG_FUND",
+        "NPM_CONFIG_OFFLINE",
+        "NPM_CONFIG_PREFER_OFFLINE",
+        "UV_OFFLINE",
+        "UV_NO_PROGRESS",
+        "UV_HTTP_TIMEOUT",
+        "UV_NO_CACHE",
+        "PIP_NO_INPUT",
+        "PIP_DISABLE_PIP_VERSION_CHECK",
+        "GIT_AUTHOR_NAME",
+        "GIT_AUTHOR_EMAIL",
+        "GIT_COMMITTER_NAME",
+        "GIT_COMMITTER_EMAIL",
+        "GIT_TERMINAL_PROMPT",
+        "GIT_TOKEN",
+        "GIT_USERNAME",
+        "GIT_PASSWORD",
+        "DOTNET_ENVIRONMENT",
+        "DOTNET_NOLOGO",
+        "DOTNET_CLI_TELEMETRY_OPTOUT",
+        "DOTNET_SYSTEM_GLOBALIZATION_INVARIANT",
+    ]
+)
 _PEM_LINE = r"(?!-----)[A-Za-z0-9+/=:,. -]*\r?\n"
 _PEM = re.compile(rf"\s*(?:-----BEGIN ([A-Z0-9 ]+)-----\r?\n(?:{_PEM_LINE})+-----END \1-----\s*)+")
+
+
+def env_denial(name: str) -> str:
+    """Return why an environment variable must not be set, or an empty string."""
+    name = name.upper()  # npm reads its settings in either case
+    if name in _ENV_HARMLESS:
+        return ""
+    return next((why for denied, why in _DENIED_NAMES.items() if fnmatchcase(name, denied)), "")
 
 
 def check_env(name: str, value: str) -> None:
@@ -209,9 +257,11 @@ def check_env(name: str, value: str) -> None:
             f"{_quote_name(name)} is not a valid environment variable name.",
             hint="Use letters, digits and underscores; the first character is not a digit.",
         )
-    reasons = (why for denied, why in _DENIED_NAMES.items() if fnmatchcase(name.upper(), denied))
-    if reason := next(reasons, ""):
-        hint = "Remove it. If the program is not found, use an absolute path as the command."
+    if reason := env_denial(name):
+        hint = (
+            "Remove it. Use an absolute path as the command, and write options such as a package "
+            "index in the arguments, where they are confirmed."
+        )
         raise bad_env(f"{name} must not be set. {reason}", hint=hint)
     if len(value.encode(errors="replace")) > MAX_VALUE_BYTES:
         raise bad_env(f"The value of {name} exceeds 32 KB.", hint="Shorten it.")

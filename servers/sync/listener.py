@@ -70,8 +70,8 @@ class Listener(DatabaseWatcher):
                 self.changed.discard(server_id)
                 try:
                     await run_in_db_thread(scheduling.request_sync, server_id, Trigger.LIST_CHANGED)
-                except DatabaseError:
-                    logger.exception("Sync request for server %s failed; retrying", server_id)
+                except DatabaseError as error:
+                    logger.warning("Sync request for a server failed; retrying: %s", error)
                     self.changed.add(server_id)
                 await asyncio.sleep(DEBOUNCE_SECONDS)
         finally:

@@ -11,30 +11,44 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django.conf import settings
+from django.db import IntegrityError, transaction
 from django.db import connection as database
-from django.db import transaction
 from django.db.models import Case, F, Q, When
 from django.db.models.functions import Now
 from django.utils import timezone
 
 from catalog import audit
-from catalog.definitions import ingest
+from catalog.definitions import features, ingest, storage
 from catalog.definitions.parsing import read_tools
+from catalog.groups import server_descriptions
+from catalog.models import ASKS, Revision
 from servers.connections import pool
 from servers.connections.connection import Connection, connect
-from servers.errors import UpstreamError
-from servers.models import ConnectionPolicy, Isolation, Server, ServerState, SyncRun, Trigger
+from servers.errors import ListingError, UpstreamError, format_bytes
+from servers.models import (
+    ConnectionPolicy,
+    Isolation,
+    Server,
+    ServerState,
+    SyncRun,
+    Transport,
+    Trigger,
+    Trust,
+)
+from servers.registration import state_history
 from servers.registration.actions import build_spec, report_state
-from servers.spec import Listing, ServerSpec
+from servers.spec import Listing, ServerSpec, name_of
 from servers.sync import scheduling
 from toolcrib.lib import process_identity
 from toolcrib.lib.db_threads import run_in_db_thread
 from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.telemetry import metrics, tracing
 from toolcrib.lib.text import escape_hidden
 
 logger = logging.getLogger(__name__)
@@ -42,6 +56,7 @@ logger = logging.getLogger(__name__)
 LEASE = timedelta(seconds=30)  # renewed while the sync runs
 RENEW_INTERVAL = 8.0
 CONFIRM_REMOVALS_AFTER = timedelta(seconds=60)
+ELICITATION = "elicitation"  # the capability that servers list more tools for
 PARKED_INTERVAL = timedelta(minutes=35)
 REMOVALS_HELD = (
     "More than half of the tools are missing. They stay in the catalog until a second sync "
@@ -124,6 +139,23 @@ def renew(lease: Lease) -> bool:
 
 def run(lease: Lease) -> SyncRun:
     """Fetch and apply under a lease. Upstream failures are outcomes, not exceptions."""
+    if not tracing.enabled:
+        return _run(lease)
+    slug = lease.server.slug
+    attributes = {
+        "mcp.method.name": "tools/list",
+        "toolcrib.server": slug,
+        "toolcrib.sync.trigger": str(lease.trigger),
+    }
+    with tracing.client_span(f"tools/list {slug}", attributes) as span:
+        record = _run(lease)
+        span.set_attribute("toolcrib.outcome", str(record.outcome))
+        if record.outcome == SyncRun.Outcome.FAILED:
+            tracing.set_error(span, record.code or "failed")
+        return record
+
+
+def _run(lease: Lease) -> SyncRun:
     server = lease.server
     record = SyncRun.objects.create(
         server=server, trigger=lease.trigger, fence=lease.fence, started_at=lease.started_at
@@ -132,9 +164,13 @@ def run(lease: Lease) -> SyncRun:
     persistent = server.connection_policy == ConnectionPolicy.ALWAYS
     shared = pool.process_pool() if persistent and server.isolation == Isolation.SHARED else None
     try:
-        fetched = asyncio.run(_fetch_renewing(lease, record, build_spec(server), shared))
+        probed = lease.trigger in (Trigger.ADDED, Trigger.MANUAL)
+        fetched = asyncio.run(_fetch_renewing(lease, record, build_spec(server), shared, probed))
         _set_phase(record, "saving")
-        _apply(lease, record, *fetched)
+        try:
+            _apply(lease, record, *fetched)
+        except IntegrityError:  # a definition that was in use before was pruned meanwhile
+            _apply(lease, record, *fetched)
     except ToolcribError as error:
         if error.code == "closed" and shared is not None and pool.process_pool() is not shared:
             # A shutdown during the sync: the server has not failed, and is due again.
@@ -159,17 +195,41 @@ def run(lease: Lease) -> SyncRun:
 
 
 async def _fetch_renewing(
-    lease: Lease, record: SyncRun, spec: ServerSpec, shared: pool.Pool | None
+    lease: Lease, record: SyncRun, spec: ServerSpec, shared: pool.Pool | None, probed: bool
 ) -> Fetched:
     renewing = asyncio.create_task(_renew_lease(lease))
     try:
         if shared is not None:
-            return await shared.run_on_loop(_fetch_shared(shared, spec, record))
-        return await fetch_tools(spec, record)
+            listing, used = await shared.run_on_loop(_fetch_shared(shared, spec, record))
+        else:
+            listing, used = await fetch_tools(spec, record)
+        return await _add_needing_tools(listing, spec, used, probed), used
     finally:
         renewing.cancel()
         with suppress(asyncio.CancelledError):
             await renewing
+
+
+async def _add_needing_tools(
+    listing: Listing, spec: ServerSpec, used: Connection, probed: bool
+) -> Listing:
+    """Add the tools that the server lists only to clients that can ask their user.
+
+    An older server has to be asked on a second connection: only when a person starts the sync.
+    """
+    if used.is_modern or not probed:
+        more = listing.tools_for_askers
+    else:
+        try:
+            async with connect(spec, elicits=True) as connection:
+                more = (await connection.list_tools()).tools
+        except UpstreamError:  # it accepts one connection, for example
+            more = None
+    if more is None:
+        return listing
+    names = frozenset(filter(None, map(name_of, more))) - listing.names
+    added = [tool for tool in more if name_of(tool) in names]
+    return replace(listing, tools=(*listing.tools, *added), needing_user=names)
 
 
 async def _renew_lease(lease: Lease) -> None:
@@ -200,24 +260,42 @@ def _set_phase(record: SyncRun, phase: str) -> None:
 
 def _apply(lease: Lease, record: SyncRun, listing: Listing, connection: Connection) -> None:
     known = ingest.known_digests(lease.server)
+    if listing.needing_user is None:  # not asked this time: they stay as they are
+        needing = ingest.needing_tools(lease.server, ELICITATION)
+        names = frozenset(needing.keys() - listing.names)
+        kept = tuple(needing[name] for name in sorted(names))
+        listing = replace(listing, tools=(*listing.tools, *kept), needing_user=names)
     tools, rejections = read_tools(
         listing.tools,
         max_bytes=settings.MAX_DEFINITION_BYTES,
         max_description=settings.MAX_DESCRIPTION_BYTES,
         known=known,
     )
-    ids = ingest.store_definitions(tools)
+    ids = storage.store_definitions(tools, charge=partial(_charge_definitions, lease.server))
     findings = ingest.collect_findings(lease.server, tools, known)
+    offered, invalid = features.read_features(listing.features, settings.MAX_DEFINITION_BYTES)
     with transaction.atomic():
         server = _lock_server(lease)
         result = ingest.apply_listing(
-            server, tools, rejections, ids, findings=findings, allow_removals=server.removals_held
+            server,
+            tools,
+            rejections,
+            ids,
+            findings=findings,
+            allow_removals=server.removals_held,
+            needs=dict.fromkeys(listing.needing_user or (), ELICITATION),
         )
-        _update_protocol(server, connection)
+        if server.last_synced_at is None and server.trust != Trust.STRICT:
+            _describe_group(server, connection)
+        features_changed = features.apply_features(server, offered, listing.features)
+        _update_protocol(server, connection, asks=bool(listing.needing_user))
+        has_changes = result.has_changes or features_changed
         notified = lease.trigger == Trigger.LIST_CHANGED
-        server.quiet_syncs = server.quiet_syncs + 1 if notified and not result.has_changes else 0
+        server.quiet_syncs = server.quiet_syncs + 1 if notified and not has_changes else 0
         server.removals_held = result.removals_held
         server.last_synced_at = timezone.now()
+        if server.state != ServerState.CONNECTED:
+            state_history.record(server.pk, ServerState.CONNECTED, server.last_synced_at)
         server.state = ServerState.CONNECTED
         server.state_code = server.state_reason = server.state_detail = ""
         server.failures = 0
@@ -225,20 +303,22 @@ def _apply(lease: Lease, record: SyncRun, listing: Listing, connection: Connecti
             update_fields=[
                 *("quiet_syncs", "removals_held", "last_synced_at", "failures"),
                 *("state", "state_code", "state_reason", "state_detail"),
-                *("protocol_version", "server_info", "instructions"),
+                *("protocol_version", "server_info", "instructions", "capabilities"),
             ]
         )
         record.added, record.changed = len(result.added), len(result.changed)
         record.removed, record.unchanged = len(result.removed), result.unchanged
         record.rejected, record.pages = len(rejections), listing.pages
         record.warnings = [*listing.warnings, *_flap_warning(server)]
-        names: dict[str, list[Any]] = {
+        if invalid:
+            record.warnings.append(f"{invalid} of its prompts or resources are invalid; left out.")
+        changed_names: dict[str, list[Any]] = {
             "added": result.added,
             "changed": result.changed,
             "removed": result.removed,
             "rejected": [{"name": each.name, "reason": each.reason} for each in rejections],
         }
-        record.names = {kind: items[:MAX_NAMES_KEPT] for kind, items in names.items()}
+        record.names = {kind: items[:MAX_NAMES_KEPT] for kind, items in changed_names.items()}
         if result.removals_held:
             _finish(record, SyncRun.Outcome.HELD, REMOVALS_HELD)
             wait = CONFIRM_REMOVALS_AFTER
@@ -246,6 +326,38 @@ def _apply(lease: Lease, record: SyncRun, listing: Listing, connection: Connecti
             _finish(record, SyncRun.Outcome.OK)
             wait = scheduling.next_poll(server, listing.ttl_ms)
     _release(lease, wait)
+
+
+def _describe_group(server: Server, connection: Connection) -> None:
+    title = connection.server_info.get("title", "")
+    instructions = connection.instructions.replace("\0", " ")
+    server_descriptions.describe(server.pk, title=title, instructions=instructions)
+
+
+def _charge_definitions(server: Server, size: int) -> None:
+    """Count new definition bytes of a server; raise past the day's limit, so the old list stays.
+
+    The sync lease is held, so nobody else counts. Without the limit a server that changes its
+    definitions on every sync would fill the disk.
+    """
+    today = timezone.now().astimezone(UTC).date()
+    row = Server.objects.filter(pk=server.pk).values("definition_day", "definition_bytes").first()
+    if row is None:
+        raise Superseded
+    total = size + (row["definition_bytes"] if row["definition_day"] == today else 0)
+    if total > settings.DEFINITION_BYTES:
+        logger.warning(
+            "Server %s sent %s of new definitions today; keeping its previous tools until tomorrow",
+            *(server.slug, format_bytes(total)),
+        )
+        raise ListingError(
+            f"The server sent {format_bytes(total)} of new definitions today; the limit is "
+            f"{format_bytes(settings.DEFINITION_BYTES)}. Its previous tools stay until tomorrow.",
+            code="definition_budget",
+            hint="Find out why its definitions keep changing. TOOLCRIB_DEFINITION_BYTES sets the "
+            "limit.",
+        )
+    Server.objects.filter(pk=server.pk).update(definition_day=today, definition_bytes=total)
 
 
 def _flap_warning(server: Server) -> list[str]:
@@ -271,7 +383,7 @@ def _lock_server(lease: Lease) -> Server:
     return server
 
 
-def _update_protocol(server: Server, connection: Connection) -> None:
+def _update_protocol(server: Server, connection: Connection, *, asks: bool) -> None:
     if server.protocol_version and server.protocol_version != connection.protocol_version:
         audit.record(
             audit.SYSTEM,
@@ -282,10 +394,16 @@ def _update_protocol(server: Server, connection: Connection) -> None:
         )
     server.protocol_version = connection.protocol_version[:20]
     # PostgreSQL accepts neither NUL nor lone surrogates.
-    server.server_info = {
-        key: escape_hidden(text, keep="\n\t") for key, text in connection.server_info.items()
-    }
+    info = {key: escape_hidden(text, keep="\n\t") for key, text in connection.server_info.items()}
+    asks = asks or (ASKS in server.capabilities and server.server_info == info)  # asked in a call
+    server.server_info = info
     server.instructions = connection.instructions.replace("\0", " ")
+    declared = list(connection.capabilities)
+    if not connection.is_modern and (asks or server.transport != Transport.STDIO):
+        declared.append(ASKS)  # its questions need a connection of the asked client's session
+    if server.capabilities != declared:
+        server.capabilities = declared
+        Revision.bump()
 
 
 def _record_failure(lease: Lease, record: SyncRun, error: ToolcribError) -> None:
@@ -318,6 +436,12 @@ def _release(lease: Lease, wait: timedelta) -> None:
 def _finish(record: SyncRun, outcome: str, error: str = "", *, code: str = "") -> None:
     record.outcome, record.error, record.code = outcome, error, code
     record.finished_at = timezone.now()
+    if metrics.enabled:
+        changes = (
+            metrics.counted("toolcrib_syncs", record.server.slug, outcome),
+            *metrics.observed("toolcrib_sync_duration_seconds", record.seconds or 0.0),
+        )
+        transaction.on_commit(partial(metrics.record, changes))
     with transaction.atomic():
         if Server.objects.filter(pk=record.server_id).exists():
             record.save()

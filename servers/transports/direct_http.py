@@ -24,12 +24,15 @@ from servers.transports.response_body import (
     decoder,
     wrong_content_error,
 )
-from toolcrib.lib.jsonrpc import BOM, LARGE_BYTES, ParsedMessage, parse_message
+from toolcrib.lib.protocols.jsonrpc import BOM, LARGE_BYTES, ParsedMessage, parse_message
 
 FIRST_ID = 1_000_000_000  # the SDK counts up from 0 in the same session
 MAX_SERVER_REQUESTS = 100  # unanswered requests of a server to the client
 SESSION_HEADER = "mcp-session-id"
 NO_CONTENT_STATUSES = frozenset({202, 204})
+LIST_CHANGES = frozenset(
+    f"notifications/{name}/list_changed" for name in ("tools", "prompts", "resources")
+)
 
 
 class FallBackToSdk(Exception):
@@ -57,6 +60,7 @@ class DirectHttpCaller:
         self._cancels = BackgroundPosts()
         self.modern = False
         self.on_list_changed: Callable[[], None] = lambda: None
+        self.on_resource_updated: Callable[[object], None] = lambda _: None
 
     @property
     def session_id(self) -> str:
@@ -191,8 +195,11 @@ class DirectHttpCaller:
 
     def _handle_server_message(self, message: Any, headers: Mapping[str, str]) -> None:
         method = message.get("method")
-        if method == "notifications/tools/list_changed":
+        if method in LIST_CHANGES:
             self.on_list_changed()
+        elif method == "notifications/resources/updated":
+            params = message.get("params")
+            self.on_resource_updated(params.get("uri") if isinstance(params, dict) else None)
         if "id" not in message or self.modern:
             return
         if len(self._replies) >= MAX_SERVER_REQUESTS:

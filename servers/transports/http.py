@@ -23,6 +23,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,7 @@ from servers.transports.request_trace import (
 )
 from servers.transports.response_body import (
     CappedBody,
+    ShallowBody,
     connection_error,
     decoder,
     wrong_content_error,
@@ -50,8 +52,8 @@ from servers.transports.ssrf import (
     allowed_networks,
     check_address,
 )
-from toolcrib.lib.asgi import content_type_of
-from toolcrib.lib.jsonrpc import LARGE_BYTES
+from toolcrib.lib.protocols.asgi import content_type_of
+from toolcrib.lib.protocols.jsonrpc import LARGE_BYTES
 
 MAX_CANCELS = 50  # cancel notifications in flight to one server
 POST_TIMEOUT = 5.0  # seconds for a fire-and-forget POST
@@ -62,6 +64,8 @@ logging.getLogger("httpx2").setLevel(logging.WARNING)
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 
 MAX_REDIRECTS = 3
+MAX_INTERIM = 20  # responses with a status below 200 before the final one
+MAX_HEAD_BYTES = 256 * 1024  # received before a response begins
 CANCELLED = b"notifications/cancelled"
 MAX_CANCEL_BYTES = 4096  # larger bodies are not searched for a cancel notification
 # An idle stream must still detect, after hours, that the peer is gone.
@@ -110,6 +114,58 @@ async def resolve(host: str, port: int) -> Sequence[str]:
     return [str(entry[4][0]) for entry in entries]
 
 
+def too_many_interim_responses() -> httpx2.RemoteProtocolError:
+    return httpx2.RemoteProtocolError("too many interim responses")
+
+
+class HeadCounter:
+    """What arrived of a response before its final headers; httpcore accepts any number of 1xx."""
+
+    def __init__(self) -> None:
+        self._bytes = self._heads = 0
+
+    def add(self, data: bytes) -> None:
+        """Raise if there are too many interim responses. A body has no line breaks before HTTP/."""
+        self._bytes += len(data)
+        self._heads += data.startswith(b"HTTP/1.") + data.count(b"\r\n\r\nHTTP/1.")
+        if self._heads > MAX_INTERIM + 1 or self._bytes > MAX_HEAD_BYTES:
+            raise httpcore2.RemoteProtocolError("too many interim responses")
+
+
+# Set while httpcore waits for the headers of a response.
+_head_counter: ContextVar[HeadCounter | None] = ContextVar("head counter", default=None)
+
+
+class CountingStream(httpcore2.AsyncNetworkStream):
+    """A connection that limits what arrives before a response."""
+
+    def __init__(self, inner: httpcore2.AsyncNetworkStream) -> None:
+        self._inner = inner
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+        data = await self._inner.read(max_bytes, timeout)
+        if (counter := _head_counter.get()) is not None:
+            counter.add(data)
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        await self._inner.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> httpcore2.AsyncNetworkStream:
+        return CountingStream(await self._inner.start_tls(ssl_context, server_hostname, timeout))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)
+
+
 class GuardedBackend(httpcore2.AsyncNetworkBackend):
     """Network backend that resolves, checks every address, and connects to the checked IP."""
 
@@ -134,9 +190,10 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
             # Split the time, so that one dead IPv6 route does not use up all of it.
             share = (deadline - loop.time()) / (len(addresses) - index)
             try:
-                return await self._inner.connect_tcp(
+                stream = await self._inner.connect_tcp(
                     str(address), port, max(share, 0.05), local_address, KEEPALIVE
                 )
+                return CountingStream(stream)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 last_error = error
         raise last_error or httpcore2.ConnectError("no address")
@@ -200,8 +257,8 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
             if not name.startswith(PARAM_HEADER):
                 del request.headers[name]
         trace = current_trace.get()
-        if trace is not None and trace.is_call:
-            request.extensions = {**request.extensions, "trace": _mark_sent(trace)}
+        sent = trace if trace is not None and trace.is_call else None
+        request.extensions = {**request.extensions, "trace": _observe(sent)}
         try:
             check_url(str(request.url))
             response = await self._inner.handle_async_request(request)
@@ -254,8 +311,9 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
             limit=LARGE_BYTES if _is_listen_only(request, trace) else settings.MAX_MESSAGE_BYTES,
             trace=trace if trace is not None and trace.is_call else None,
         )
+        stream = ShallowBody(body) if trace is not None and trace.is_list else body
         return httpx2.Response(
-            status, headers=response.headers, stream=body, extensions=response.extensions
+            status, headers=response.headers, stream=stream, extensions=response.extensions
         )
 
     def _status_error(self, request: httpx2.Request, status: int) -> UpstreamError:
@@ -295,12 +353,17 @@ def _is_listen_only(request: httpx2.Request, trace: RequestTrace | None) -> bool
     return request.headers.get("mcp-method") == "subscriptions/listen"
 
 
-def _mark_sent(trace: RequestTrace) -> Callable[[str, object], Awaitable[None]]:
-    """Return an httpcore trace function that records when the server may have the request."""
+def _observe(trace: RequestTrace | None) -> Callable[[str, object], Awaitable[None]]:
+    """Return an httpcore trace function that records when the server may have the request, and
+    when its response is awaited."""
 
     async def on_event(event: str, info: object) -> None:
-        if event.endswith("send_request_headers.started"):
+        if trace is not None and event.endswith("send_request_headers.started"):
             trace.sent = True
+        elif event.endswith("receive_response_headers.started"):
+            _head_counter.set(HeadCounter())
+        elif "receive_response_headers." in event:  # complete, or failed
+            _head_counter.set(None)
 
     return on_event
 
@@ -316,6 +379,14 @@ def _guard(transport: httpx2.AsyncHTTPTransport, backend: httpcore2.AsyncNetwork
     if not hasattr(pool, "_network_backend"):
         raise RuntimeError("httpx2 has changed: connections can no longer be guarded.")
     pool._network_backend = backend
+
+
+def guarded_transport() -> httpx2.AsyncHTTPTransport:
+    """Return a transport for requests that are not MCP, with the same checks of addresses."""
+    certificates = (os.environ.get(name, "") for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
+    transport = httpx2.AsyncHTTPTransport(verify=_tls_context(*certificates), trust_env=False)
+    _guard(transport, GuardedBackend(resolve, allowed_networks()))
+    return transport
 
 
 def error_response(error: UpstreamError) -> httpx2.Response:

@@ -21,15 +21,21 @@ import httpx2
 from django.conf import settings
 
 from servers.errors import UpstreamError
-from servers.transports.http import KEEPALIVE, GuardedBackend, Upstream
+from servers.transports.http import (
+    KEEPALIVE,
+    MAX_INTERIM,
+    GuardedBackend,
+    Upstream,
+    too_many_interim_responses,
+)
 from servers.transports.request_trace import RequestTrace
 from servers.transports.response_body import connection_error
 from servers.transports.ssrf import allowed_networks
-from toolcrib.lib.asgi import content_type_of
+from toolcrib.lib.protocols.asgi import content_type_of
 
 logger = logging.getLogger(__name__)
 
-MAX_HEAD_BYTES = 100 * 1024  # status line and headers
+MAX_HEAD_BYTES = 100 * 1024  # status line and headers, with all interim responses
 # Many servers close idle connections after 5 s. A request sent at that moment loses its response.
 MAX_IDLE = 3.0  # seconds
 DRAIN_TIMEOUT = 1.0  # seconds for a stream to end after the response
@@ -71,7 +77,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _reset_request(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
-        self._head_size = self._status = 0
+        self._head_size = self._status = self._interim = 0
         self._headers: dict[str, str] = {}
         self._headers_complete = False
         self.request_sent = False
@@ -132,6 +138,9 @@ class HttpConnection(asyncio.Protocol):
             self._headers_complete = True
         else:
             self._headers = {}
+            self._interim += 1
+            if self._interim > MAX_INTERIM:
+                self._fail(too_many_interim_responses())
         # A short body that follows the headers is worth waiting for: one wakeup instead of two.
         length = self._headers.get("content-length", "")
         if not length.isdigit() or not 0 < int(length) <= SHORT_BODY:

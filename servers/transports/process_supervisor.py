@@ -10,11 +10,13 @@ exceeded the limit of processes and threads.
 import contextlib
 import json
 import os
+import resource
 import select
 import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 CHECK_INTERVAL = 0.5  # seconds between two checks of the process limit
@@ -22,8 +24,10 @@ CHECK_INTERVAL = 0.5  # seconds between two checks of the process limit
 COUNT_EVERY, COUNT_EVERY_UNKNOWN = 60, 4
 CANNOT_RUN, TOO_MANY_PROCESSES = 126, 125
 TOO_MANY_MESSAGE = "toolcrib: killed: too many processes"
+SANDBOX_FAILED = "toolcrib: cannot restrict the program"
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
 
 
 def prctl(option: int, value: int) -> None:
@@ -35,7 +39,7 @@ def prctl(option: int, value: int) -> None:
             ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def read_command(lifeline: int) -> dict[str, object] | None:
+def read_command(lifeline: int) -> dict[str, Any] | None:
     """Return the first line of the lifeline, or None when the lifeline ended before."""
     received = bytearray()
     while not received.endswith(b"\n"):
@@ -43,13 +47,45 @@ def read_command(lifeline: int) -> dict[str, object] | None:
         if not chunk:
             return None
         received += chunk
-    command: dict[str, object] = json.loads(received)
+    command: dict[str, Any] = json.loads(received)
     return command
 
 
-def execute(program: str, argv: list[str], parent: int) -> None:
+def restrict(sandbox: dict[str, Any]) -> None:
+    """Give up rights: limits, the user, then access to paths. See sandbox.py."""
+    limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, sandbox["memory"])]
+    if sandbox["processes"]:
+        limits.append((resource.RLIMIT_NPROC, sandbox["processes"]))
+    ruleset = None
+    if sandbox["denied"] is not None:
+        # Last in the path: the folder has modules named as some of the standard library.
+        sys.path.append(str(Path(__file__).parent))
+        import landlock  # type: ignore[import-not-found]  # servers.transports.landlock
+
+        ruleset = landlock.Ruleset(sandbox["denied"], sandbox["read_only"])
+    for limit, value in limits:
+        if value or limit == resource.RLIMIT_CORE:
+            hard = resource.getrlimit(limit)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(limit, (value, value))
+    if sandbox["user"]:
+        name, uid, gid = sandbox["user"]
+        os.initgroups(name, gid)
+        os.setgid(gid)
+        os.setuid(uid)
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+    if ruleset is not None:
+        ruleset.apply()
+
+
+def execute(program: str, argv: list[str], parent: int, sandbox: dict[str, Any]) -> None:
     """Replace this process with the program. Never returns."""
     os.setpgid(0, 0)
+    try:
+        restrict(sandbox)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the program must not start
+        os.write(2, f"{SANDBOX_FAILED}: {error}\n".encode())
+        os._exit(CANNOT_RUN)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the supervisor died before the line above
         os._exit(CANNOT_RUN)
@@ -176,17 +212,17 @@ def main() -> int:
     command = read_command(lifeline)
     if command is None:
         return CANNOT_RUN
-    for name in list(command["unset"]):  # type: ignore[call-overload]
+    for name in command["unset"]:
         os.environ.pop(name, None)
     wakeup, wakeup_end = os.pipe()
     os.set_blocking(wakeup_end, False)
     signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    supervisor, count = os.getpid(), ProcessCount(int(str(command["max_processes"])))
+    supervisor, count = os.getpid(), ProcessCount(command["max_processes"])
     pid = os.fork()
     if pid == 0:
-        execute(str(command["program"]), list(command["argv"]), supervisor)  # type: ignore[call-overload]
+        execute(command["program"], command["argv"], supervisor, command["sandbox"])
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)  # also done by the child: either may run first
     # Keep only the program's own copies of the pipes open, so that EOF means it closed them.

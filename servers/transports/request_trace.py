@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from servers.errors import UpstreamError, format_bytes
-from toolcrib.lib import jsonrpc
+from toolcrib.lib.protocols import jsonrpc
 
 T = TypeVar("T")
 # HTTP statuses of a request that was processed; 303 names the result.
@@ -35,10 +35,11 @@ class TooLarge(UpstreamError):
 
 @dataclass
 class RequestTrace:
-    """One request. All fields but `error` are set for tool calls only."""
+    """One request. All fields but `error` and `is_list` are set for tool calls only."""
 
     error: UpstreamError | None = None
     is_call: bool = False
+    is_list: bool = False  # of tools
     opening: bool = False  # opens the connection, or a stream that only carries notifications
     request_id: int | str | None = None
     sent: bool = False  # the server may have received it

@@ -12,8 +12,13 @@ from django.conf import settings
 
 from servers.errors import ParkedError, UpstreamError, not_mcp_error, tls_error
 from servers.transports.buffers import CHUNK_BYTES, YIELD_AFTER, ChunkBuffer
-from servers.transports.request_trace import RequestTrace, TooLarge, record_error
-from toolcrib.lib.jsonrpc import BOM
+from servers.transports.request_trace import (
+    RequestTrace,
+    TooLarge,
+    parse_off_loop,
+    record_error,
+)
+from toolcrib.lib.protocols.jsonrpc import BOM, limit_depth
 
 SLICE_BYTES = 16 * 1024  # processed at once
 Decoder = Callable[[bytes], Iterable[bytes]]
@@ -72,6 +77,26 @@ class CappedBody(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self.response.aclose()
+
+
+@dataclass(eq=False)
+class ShallowBody(httpx2.AsyncByteStream):
+    """The body of a tool list, without what is nested too deeply for the SDK's parser."""
+
+    body: CappedBody
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        pending: list[bytes] = []
+        async for chunk in self.body:
+            end = chunk.rfind(b"\n") + 1 if self.body.per_event else 0
+            if end:
+                yield await parse_off_loop(limit_depth, b"".join([*pending, chunk[:end]]))
+                pending, chunk = [], chunk[end:]
+            pending.append(chunk)
+        yield await parse_off_loop(limit_depth, b"".join(pending))
+
+    async def aclose(self) -> None:
+        await self.body.aclose()
 
 
 def _bytes_since_last_event(size: int, tail: bytes, chunk: bytes) -> tuple[int, bytes]:
@@ -208,6 +233,9 @@ def connection_error(error: BaseException) -> UpstreamError:
         if "too long" in str(error):
             message = "The server sent headers of more than 100 KiB."
             return ParkedError(message, code="too_large")
+        if "interim" in str(error):
+            message = "The server sent interim responses (1xx) without end."
+            return ParkedError(message, code="protocol", hint="Report this to its operator.")
         is_illegal = "illegal" in str(error)
         return not_mcp_error("something that is not HTTP") if is_illegal else _incomplete_error()
     if isinstance(error, httpx2.LocalProtocolError):

@@ -21,19 +21,22 @@ from typing import IO
 
 from django.conf import settings
 
-from servers.errors import ParkedError, UpstreamError
+from servers.errors import SEE_STDERR, ParkedError, UpstreamError
+from servers.transports import sandbox
 from servers.transports.buffers import YIELD_AFTER, ChunkBuffer
-from servers.transports.process_supervisor import CANNOT_RUN, TOO_MANY_MESSAGE, TOO_MANY_PROCESSES
+from servers.transports.process_supervisor import (
+    CANNOT_RUN,
+    SANDBOX_FAILED,
+    TOO_MANY_MESSAGE,
+    TOO_MANY_PROCESSES,
+)
 from servers.transports.request_trace import HEAD_BYTES, RequestTrace, TooLarge
+from toolcrib.lib.redaction.redactor import redact_text
 from toolcrib.lib.text import escape_hidden
 
 logger = logging.getLogger(__name__)
 
 SUPERVISOR = Path(__file__).with_name("process_supervisor.py")
-# Environment variables that a program inherits; no others, such as DATABASE_URL.
-INHERITED = (
-    "HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR",
-)  # fmt: skip
 READ_BYTES = 64 * 1024
 STDERR_LINES = 20
 EOF_GRACE = 0.7  # seconds for a program to exit by itself after stdin ends
@@ -57,7 +60,14 @@ class StdioProcess:
         self._transports: list[asyncio.ReadTransport] = []
         self._stderr_reader: asyncio.Task[None]
 
-    async def start(self, program: str, argv: Sequence[str], cwd: str, env: dict[str, str]) -> None:
+    async def start(
+        self,
+        program: str,
+        argv: Sequence[str],
+        cwd: str,
+        env: dict[str, str],
+        restrictions: Mapping[str, object],
+    ) -> None:
         """Spawn the supervisor; send it the command by the lifeline, not on its command line."""
         lifeline_end, self._lifeline = os.pipe()
         try:
@@ -83,8 +93,14 @@ class StdioProcess:
         self._stderr_reader = asyncio.create_task(self._read_stderr(await self._reader(stderr)))
         # In a C locale the supervisor's Python sets LC_CTYPE; the program must not inherit it.
         unset = [] if "LC_CTYPE" in env else ["LC_CTYPE"]
-        command = {"program": program, "argv": list(argv), "unset": unset}
-        line = json.dumps({**command, "max_processes": settings.MAX_PROCESSES}) + "\n"
+        command = {
+            "program": program,
+            "argv": list(argv),
+            "unset": unset,
+            "max_processes": settings.MAX_PROCESSES,
+            "sandbox": restrictions,
+        }
+        line = json.dumps(command) + "\n"
         with suppress(BrokenPipeError):  # it died already, which the end of stdout reports
             await _write(self._lifeline, bytearray(line.encode()))
 
@@ -136,9 +152,10 @@ class StdioProcess:
                 trace.sent = False
 
     def stderr_tail(self) -> str:
-        """Return the last lines of stderr, safe to display and log: credentials are redacted."""
+        """Return the last lines of stderr, safe to display and log: secrets are redacted."""
         text = bytes(self._stderr[-settings.STDERR_BYTES :]).decode("utf-8", "replace")
-        lines = self._redact(text).replace("\r\n", "\n").rstrip().split("\n")[-STDERR_LINES:]
+        text = redact_text(self._redact(text)).replace("\r\n", "\n")
+        lines = text.rstrip().split("\n")[-STDERR_LINES:]
         return escape_hidden("\n".join(line[:2000] for line in lines), keep="\n\t")
 
     async def exit_error(self, when: str) -> UpstreamError:
@@ -164,9 +181,16 @@ class StdioProcess:
                 hint="Name the interpreter as the command and the file as its first argument.",
                 detail=detail,
             )
+        if code == CANNOT_RUN and detail.startswith(SANDBOX_FAILED):
+            return ParkedError(
+                "The program was not started, because it could not be restricted.",
+                code="sandbox",
+                hint="To run it as TOOLCRIB_STDIO_USER, Toolcrib needs root rights.",
+                detail=detail,
+            )
         how = f"was killed by signal {code - 128}" if code > 128 else f"exited with code {code}"
         message = f"The program {how} {when}."
-        hint = "Its last lines on stderr may give the reason."
+        hint = SEE_STDERR
         if not detail:
             hint = "It wrote nothing to stderr. Run the same command in a shell to see its output."
         elif code == TOO_MANY_PROCESSES and detail.endswith(TOO_MANY_MESSAGE):
@@ -209,12 +233,16 @@ class StdioProcess:
 async def run_process(
     argv: Sequence[str], *, cwd: str, env: Mapping[str, str], redact: Callable[[str], str]
 ) -> AsyncIterator[StdioProcess]:
-    full_env = {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(env)
+    restrictions = sandbox.current()
+    if not restrictions.protects_data:
+        sandbox.warn_once(restrictions.sentence)
+    full_env = sandbox.prepare(restrictions, env)
     program = find_program(argv, cwd, full_env)
+    sandbox.check_paths(restrictions, program, cwd)
     child = StdioProcess(redact)
     try:
         try:
-            await child.start(program, argv, cwd, full_env)
+            await child.start(program, argv, cwd, full_env, sandbox.instructions(restrictions))
             yield child
         finally:
             await child.stop()

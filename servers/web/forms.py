@@ -276,6 +276,13 @@ KIND_LABELS = {
 }
 
 
+KIND_NAMES = {
+    CredentialKind.HEADER.value: "header",
+    CredentialKind.ENV.value: "environment variable",
+    CredentialKind.VARIABLE.value: "variable",
+}
+
+
 class CredentialForm(forms.Form):
     kind = forms.ChoiceField(label="Kind", choices=list(KIND_LABELS.items()))
     name = _code_field("Name", 200)

@@ -13,7 +13,8 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from servers.models import Server
-from servers.web import import_wizard, presenters, token_savings
+from servers.transports import sandbox
+from servers.web import import_wizard, presenters, remedies, token_savings
 from servers.web.forms import MORE_PAIR_ROWS, PAIR_ROWS, SOURCES, SourceForm
 from toolcrib.lib.request import announce, errors_as_messages, is_htmx_fragment
 from toolcrib.lib.roles import actor_of, admin_required
@@ -67,7 +68,11 @@ def check(request: HttpRequest) -> HttpResponse:
         return redirect("server-add-check")
     if state.text == import_wizard.EMPTY:
         return redirect("server-add-progress")
-    context = {"checked": import_wizard.check(state), "steps": _steps(1)}
+    context = {
+        "checked": import_wizard.check(state),
+        "steps": _steps(1),
+        "sandbox": sandbox.current(),
+    }
     return render(request, "servers/web/add_check.html", context)
 
 
@@ -137,6 +142,9 @@ def _progress_context(state: import_wizard.WizardState) -> dict[str, Any]:
     servers = list(presenters.with_costs(Server.objects.filter(pk__in=state.saved)))
     runs = presenters.newest_runs(state.saved)
     rows = [presenters.progress_row(server, runs.get(server.pk)) for server in servers]
+    found = remedies.find_remedies(row["server"] for row in rows if row["ended"] == "failed")
+    for row in rows:
+        row["remedy"] = found.get(row["server"].pk)
     ended = [row["server"].slug for row in rows if row["ended"]]
     connected = [row["server"] for row in rows if row["ended"] == "done"]
     running = len(rows) - len(ended)

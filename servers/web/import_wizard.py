@@ -16,7 +16,7 @@ from django.http import QueryDict
 from catalog.audit import Actor
 from servers.mcp_json import importer
 from servers.models import Server, Trigger
-from servers.registration import validation
+from servers.registration import confirmation, validation
 from servers.registration.credentials import UnreadableCredential, decrypt, encrypt
 from servers.registration.drafts import ImportCheck, Problem, ServerDraft
 from servers.secret import Secret
@@ -25,6 +25,7 @@ from toolcrib.lib.errors import Conflict, Invalid
 
 IMPORT_KEY = "add-servers"
 EDIT_KEY = "edit-server"
+CREDENTIAL_KEY = "edit-credential"
 MAX_VALUE_LENGTH = 32 * 1024
 EMPTY = Secret("")
 # Hints for the wizard, by error code: its check step can resolve these errors.
@@ -104,6 +105,11 @@ class CheckedRow:
         return validation.format_argv(self.draft.argv) if self.draft.argv else ""
 
     @property
+    def digest(self) -> str:
+        """The digest to confirm before the command may run."""
+        return confirmation.draft_program(self.draft).digest
+
+    @property
     def credential_names(self) -> list[tuple[str, list[str]]]:
         kinds = [
             ("Headers", self.draft.headers),
@@ -175,7 +181,10 @@ def _variable_fields(
 def connect(state: WizardState, post: QueryDict, *, actor: Actor) -> WizardState:
     """Save the selected servers and queue their syncs. Raises Conflict if the list has changed."""
     checked = check(state)
+    # A program is selected by allowing its command.
+    allowed = set(post.getlist("confirm"))
     selected = set(post.getlist("pick"))
+    selected |= {row.draft.slug for row in checked.rows if row.program and row.digest in allowed}
     if not selected:
         raise Conflict("No server is selected.", hint="Select at least one.", code="none_picked")
     if selected - {row.draft.slug for row in checked.rows}:
@@ -185,7 +194,7 @@ def connect(state: WizardState, post: QueryDict, *, actor: Actor) -> WizardState
     results = importer.save_drafts(
         replace(checked.check, problems=()),
         actor=actor,
-        confirmed=post.getlist("confirm"),
+        confirmed=list(allowed),
         only=selected,
         allow_duplicates=True,  # the page marks duplicates, and the user selected this one anyway
     )
@@ -217,7 +226,27 @@ def save_edit(session: SessionBase, server: Server, text: Secret) -> None:
 
 def load_edit(session: SessionBase, server: Server) -> Secret | None:
     """Return the edited connection whose command needs confirmation."""
-    stored = session.get(EDIT_KEY)
+    return _load_sealed(session, EDIT_KEY, server)
+
+
+def save_credential(
+    session: SessionBase, server: Server, kind: str, name: str, value: Secret | None
+) -> None:
+    text = json.dumps([kind, name, value.reveal() if value else None])
+    session[CREDENTIAL_KEY] = {"server": server.pk, "sealed": encrypt(Secret(text))}
+
+
+def load_credential(session: SessionBase, server: Server) -> tuple[str, str, Secret | None] | None:
+    """Return the kind, name and value of a credential whose program needs confirmation."""
+    text = _load_sealed(session, CREDENTIAL_KEY, server)
+    if text is None:
+        return None
+    kind, name, value = json.loads(text.reveal())
+    return kind, name, None if value is None else Secret(value)
+
+
+def _load_sealed(session: SessionBase, key: str, server: Server) -> Secret | None:
+    stored = session.get(key)
     if not isinstance(stored, dict) or stored.get("server") != server.pk:
         return None
     try:

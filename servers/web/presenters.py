@@ -3,6 +3,7 @@
 Reads only. The number of queries does not depend on the number of servers.
 """
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,13 +16,15 @@ from django.http import QueryDict
 from django.urls import reverse
 from django.utils import timezone
 
-from catalog.models import Tool, ToolState
+from catalog.cache import features_of
+from catalog.models import ASKS, Tool, ToolState
 from servers.models import Server, ServerQuerySet, ServerState, SyncRun, Transport
+from servers.web import remedies
+from sessions_app.models import Call, CallPath
 from sessions_app.usage import call_stats
 from toolcrib.lib.pagination import Page, cut_page, offset_of, page_by_offset
 from toolcrib.lib.request import facet
 from toolcrib.lib.text import plural
-from toolcrib.templatetags.toolcrib import duration
 
 SERVERS_PER_PAGE = 100
 MAX_TOOLS = 200
@@ -110,11 +113,13 @@ def server_list(filters: ServerFilter) -> TemplateContext:
         filters.order(with_costs(servers)), filters.start, SERVERS_PER_PAGE, total=servers.count()
     )
     calls = call_stats.count_server_calls([server.pk for server in page.rows])
+    found = remedies.find_remedies(page.rows)
     rows: list[TemplateContext] = [
         {
             "server": server,
             "busy": is_busy(server),
-            "failing_label": failing_label(server),
+            "failing_label": remedies.failing_label(server),
+            "remedy": found.get(server.pk),
             "calls": calls.get(server.pk),
         }
         for server in page.rows
@@ -153,19 +158,6 @@ def health() -> TemplateContext:
     return counts | {"total": sum(states.values())}
 
 
-def failing_label(server: Server) -> str:
-    """Describe a failure: "Failing for 35 min, 51 retries"; empty if the server is not failing."""
-    if server.state != ServerState.FAILING:
-        return ""
-    label = "Failing"
-    if server.state_since:
-        seconds = (timezone.now() - server.state_since).total_seconds()
-        label += f" for {duration(max(1, round(seconds)))}"
-    if server.failures:
-        label += f", {plural(server.failures, 'retry', 'retries')}"
-    return label
-
-
 def is_busy(server: Server) -> bool:
     """Return whether a sync of the server is running or due."""
     now = timezone.now()
@@ -201,7 +193,8 @@ def progress_row(server: Server, run: SyncRun | None) -> TemplateContext:
         count, tokens = server.tool_count, server.token_sum  # type: ignore[attr-defined]
         note = f"{plural(count, 'tool')} · ≈{plural(tokens, 'token')}"
         return row | {"stage": "done", "ended": "done", "note": note}
-    return row | {"stage": run.phase, "ended": "failed", "note": run.error, "detail": run.detail}
+    cause = server.state_cause if server.state == ServerState.FAILING else run.error
+    return row | {"stage": run.phase, "ended": "failed", "note": cause, "detail": run.detail}
 
 
 def summarize_changes(run: SyncRun) -> str:
@@ -269,6 +262,33 @@ def tool_list(server: Server) -> TemplateContext:
         "tools": tools,
         "max_tokens": max((tool.definition.tokens for tool in tools if tool.definition), default=0),
         "more": rows.count() - len(tools),
+        # Of other transports it is assumed, since a connection there costs no process.
+        "asks_users": ASKS in server.capabilities and server.transport == Transport.STDIO,
+    }
+
+
+FEATURE_LABELS = {"prompt": "Prompt", "resource": "Resource", "template": "Resource template"}
+
+
+def feature_list(server: Server) -> TemplateContext:
+    """Fetch a server's prompts and resources, with how often agents used each."""
+    rows = server.features.order_by("kind", "position")
+    features = list(rows[:MAX_TOOLS])
+    cached = {feature.feature_id: feature.name for feature in features_of(server.slug, features)}
+    used = Call.objects.filter(server=server, path__in=(CallPath.PROMPT, CallPath.RESOURCE))
+    uses = dict(used.values_list("tool_name").annotate(number=Count("pk")).order_by())
+    return {
+        "features": [
+            {
+                "kind": FEATURE_LABELS[row.kind],
+                "name": cached[row.pk],
+                "key": row.key,
+                "description": json.loads(row.body).get("description") or "",
+                "uses": uses.get(cached[row.pk][:200], 0),
+            }
+            for row in features
+        ],
+        "more_features": rows.count() - len(features),
     }
 
 

@@ -12,16 +12,24 @@ from django.shortcuts import redirect, render
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
-from servers.models import Server, Trigger
+from servers.models import CredentialKind, Server, Trigger
 from servers.registration import actions as server_actions
-from servers.registration import validation
+from servers.registration import confirmation, validation
+from servers.registration.actions import CommandNotConfirmed
+from servers.registration.confirmation import Program
 from servers.secret import Secret
 from servers.sync.scheduling import request_sync
-from servers.web import forms, import_wizard, presenters
+from servers.web import forms, import_wizard, presenters, remedies
 from servers.web.views import find_server, page_context, redirect_to
 from toolcrib.lib.errors import ToolcribError
-from toolcrib.lib.request import errors_in_form, settings_rows
-from toolcrib.lib.roles import Role, actor_of, admin_required, operator_required, require, role_of
+from toolcrib.lib.request import errors_in_form, settings_rows, text
+from toolcrib.lib.roles import (
+    Role,
+    actor_of,
+    admin_required,
+    role_of,
+    role_required,
+)
 
 
 def render_settings(request: HttpRequest, server: Server, **overrides: Any) -> HttpResponse:
@@ -35,29 +43,58 @@ def render_settings(request: HttpRequest, server: Server, **overrides: Any) -> H
         context |= {
             "settings_form": forms.SettingsForm.from_server(server),
             "connection_form": forms.connection_form(server),
-            "credential_form": forms.CredentialForm(server=server),
+            "credential_form": forms.CredentialForm(
+                server=server, initial=_suggested_credential(request, server)
+            ),
             "pending_command": _pending_command(server, pending) if pending else None,
+            "pending_credential": _pending_credential(request, server),
         }
     status = 422 if overrides else 200
     return render(request, "servers/web/settings.html", context | overrides, status=status)
 
 
-def _pending_command(server: Server, text: Secret) -> dict[str, str] | None:
+def _suggested_credential(request: HttpRequest, server: Server) -> dict[str, str]:
+    """Return the initial form for a variable that the program lacks, from `?credential=`."""
+    name = text(request.GET, "credential")
+    if not name or name != remedies.missing_variable(server):
+        return {}
+    return {"kind": CredentialKind.ENV, "name": name}
+
+
+def _pending_command(server: Server, text: Secret) -> dict[str, Any] | None:
     try:
         draft = import_wizard.parse_edit(server, text)
     except ToolcribError:
         return None
-    argv = validation.format_argv(draft.argv)
-    return {"argv": argv, "cwd": draft.cwd, "digest": draft.digest}
+    return _describe(confirmation.draft_program(draft, server))
+
+
+def _pending_credential(request: HttpRequest, server: Server) -> dict[str, Any] | None:
+    pending = import_wizard.load_credential(request.session, server)
+    if pending is None:
+        return None
+    kind, name, value = pending
+    program = confirmation.stored_program(server, kind, {name: value})
+    kind_label = forms.KIND_NAMES[kind]
+    return _describe(program) | {"name": name, "kind": kind_label, "removed": value is None}
+
+
+def _describe(program: Program) -> dict[str, Any]:
+    """Return what a page shows of a program before it is confirmed: names, never values."""
+    return {
+        "argv": validation.format_argv(program.argv),
+        "cwd": program.cwd,
+        "env": sorted(program.env),
+        "digest": program.digest,
+    }
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
-@operator_required
+@role_required(Role.OPERATOR, write=Role.ADMIN)
 def settings(request: HttpRequest, slug: str) -> HttpResponse:
     server = find_server(slug)
     if request.method != "POST":
         return render_settings(request, server)
-    require(Role.ADMIN, request.user)
     form = forms.SettingsForm(request.POST)
     if form.is_valid():
         with errors_in_form(form):
@@ -87,10 +124,10 @@ def connection(request: HttpRequest, slug: str) -> HttpResponse:
     try:
         draft = import_wizard.parse_edit(server, text)
         confirmed = request.POST.get("confirm", "")
-        if draft.digest not in (server.confirmed_argv, confirmed):
-            import_wizard.save_edit(request.session, server, text)
-            return redirect_to("server-settings", server, "connection")
         server_actions.edit_connection(server, draft, actor=actor_of(request), confirmed=confirmed)
+    except CommandNotConfirmed:
+        import_wizard.save_edit(request.session, server, text)
+        return redirect_to("server-settings", server, "connection")
     except ToolcribError as error:
         return render_settings(request, server, connection_problem=error.sentence)
     request.session.pop(import_wizard.EDIT_KEY, None)
@@ -103,18 +140,33 @@ def connection(request: HttpRequest, slug: str) -> HttpResponse:
 @require_POST
 @admin_required
 def credentials(request: HttpRequest, slug: str) -> HttpResponse:
+    """Save a credential. One that changes a program stays in the session until confirmed."""
     server = find_server(slug)
-    removing = "remove_credential" in request.POST
+    confirmed = str(request.POST.get("confirm", ""))
+    pending = import_wizard.load_credential(request.session, server)
+    if "cancel" in request.POST or (confirmed and pending is None):
+        request.session.pop(import_wizard.CREDENTIAL_KEY, None)
+        return redirect_to("server-settings", server, "credentials")
     form = forms.CredentialForm(request.POST, server=server)
-    if not form.is_valid() and not removing:
-        return render_settings(request, server, credential_form=form)
-    name = str(request.POST.get("name", ""))
-    value = None if removing else Secret(form.cleaned_data["value"])
+    if confirmed and pending is not None:
+        kind, name, value = pending
+    else:
+        removing = "remove_credential" in request.POST
+        if not form.is_valid() and not removing:
+            return render_settings(request, server, credential_form=form)
+        kind, name = str(request.POST.get("kind", "")), str(request.POST.get("name", ""))
+        value = None if removing else Secret(form.cleaned_data["value"])
     with errors_in_form(form):
-        kind = str(request.POST.get("kind", ""))
-        server_actions.set_credentials(server, kind, {name: value}, actor=actor_of(request))
+        try:
+            server_actions.set_credentials(
+                server, kind, {name: value}, actor=actor_of(request), confirmed=confirmed
+            )
+        except CommandNotConfirmed:
+            import_wizard.save_credential(request.session, server, kind, name, value)
+            return redirect_to("server-settings", server, "credentials")
+        request.session.pop(import_wizard.CREDENTIAL_KEY, None)
         request_sync(server.pk, Trigger.MANUAL)
-        action = "Removed" if removing else "Saved"
+        action = "Saved" if value else "Removed"
         messages.success(request, f"{action} credential {name}. Sync queued.")
         return redirect_to("server-settings", server, "credentials")
     return render_settings(request, server, credential_form=form)

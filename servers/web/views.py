@@ -9,16 +9,21 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 from django.views.decorators.vary import vary_on_headers
 
+from catalog import audit
 from servers.connections import metrics
 from servers.mcp_json import exporter
 from servers.models import Server, Transport, Trigger
 from servers.registration import actions as server_actions
 from servers.registration import validation
 from servers.sync import connection_test, scheduling
-from servers.web import forms, presenters
+from servers.transports import sandbox
+from servers.web import forms, presenters, remedies, uptime
+from sessions_app.models import UsageKind
+from sessions_app.usage import call_stats, panels
+from sessions_app.usage.filters import range_context
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.request import announce, is_htmx_fragment, page_tabs, redirect_next
-from toolcrib.lib.roles import actor_of, admin_required, operator_required
+from toolcrib.lib.roles import actor_of, admin_required, operator_required, viewer_required
 from toolcrib.lib.text import plural
 
 TABS = {
@@ -34,7 +39,7 @@ def find_server(slug: str) -> Server:
 
 
 @require_safe
-@operator_required
+@viewer_required
 @vary_on_headers("HX-Request")
 def servers(request: HttpRequest) -> HttpResponse:
     filters = presenters.ServerFilter.from_query(request.GET)
@@ -69,9 +74,13 @@ def bulk(request: HttpRequest) -> HttpResponse:
 @require_safe
 @operator_required
 def export(request: HttpRequest) -> HttpResponse:
-    """Download all servers as mcp.json, with ${NAME} for each secret."""
+    """Download all servers as mcp.json, with a reference for each secret."""
+    chosen = request.GET.get("shape")
+    shapes: dict[str | None, exporter.Shape] = {shape: shape for shape in exporter.SHAPES}
+    shape = shapes.get(chosen, "claude")
+    audit.record_installation(actor_of(request), "server.export")
     return HttpResponse(
-        exporter.export_servers(),
+        exporter.export_servers(shape),
         content_type="application/json",
         headers={"Content-Disposition": 'attachment; filename="mcp.json"'},
     )
@@ -87,16 +96,18 @@ def page_context(request: HttpRequest, server: Server, tab: str) -> dict[str, An
         "server": server,
         "tab": tab,
         "busy": requested or presenters.is_busy(server),
-        "failing_label": presenters.failing_label(server),
+        "failing_label": remedies.failing_label(server),
+        "remedy": remedies.find_remedies([server]).get(server.pk),
         "run": presenters.newest_runs([server.pk]).get(server.pk),
         "voided": [credential for credential in server.credentials.all() if credential.voided],
         "argv": validation.format_argv(server.argv) if server.transport == Transport.STDIO else "",
+        "sandbox": sandbox.current() if server.transport == Transport.STDIO else None,
         "tabs": page_tabs(TABS, tab, server.slug, counts=counts),
     }
 
 
 @require_safe
-@operator_required
+@viewer_required
 def server(request: HttpRequest, slug: str) -> HttpResponse:
     return render(
         request, "servers/web/overview.html", _overview_context(request, find_server(slug))
@@ -104,26 +115,36 @@ def server(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 def _overview_context(request: HttpRequest, server: Server) -> dict[str, Any]:
+    within = panels.read_range(request.GET)
+    sessions = {"server": server.slug}
+    series, charts = panels.read_panels(within, UsageKind.SERVER, server.slug, sessions=sessions)
     return page_context(request, server, "server") | {
+        "series": series,
+        "panels": charts,
+        "figures": panels.list_metrics(series, UsageKind.SERVER, sessions=sessions),
+        "recent_failures": call_stats.recent_failures(tool__in=server.tools.values("pk")),
+        **range_context(within),
         "server_info": presenters.format_server_info(server),
         "credentials": list(server.credentials.all()),
         "trust": forms.TRUST_LABELS[server.trust],
         "policy": forms.POLICY_LABELS[server.connection_policy],
         "numbers": presenters.overview_numbers(server),
         "metrics": metrics.server_metrics(server),
+        "uptime": uptime.read_uptime(server),
     }
 
 
 @require_safe
-@operator_required
+@viewer_required
 def tools(request: HttpRequest, slug: str) -> HttpResponse:
     server = find_server(slug)
     context = page_context(request, server, "server-tools") | presenters.tool_list(server)
+    context |= presenters.feature_list(server)
     return render(request, "servers/web/tools.html", context)
 
 
 @require_safe
-@operator_required
+@viewer_required
 def syncs(request: HttpRequest, slug: str) -> HttpResponse:
     server = find_server(slug)
     context = page_context(request, server, "server-syncs")
@@ -132,7 +153,7 @@ def syncs(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 @require_safe
-@operator_required
+@viewer_required
 def status(request: HttpRequest, slug: str) -> HttpResponse:
     """Return the status fragment for polling; announce the end of a sync once."""
     server = find_server(slug)

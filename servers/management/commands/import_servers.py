@@ -1,10 +1,8 @@
 """Import the servers of an mcp.json file."""
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from catalog.audit import Actor
@@ -13,12 +11,9 @@ from servers.models import SyncRun, Trigger
 from servers.registration import validation
 from servers.sync import scheduling
 from servers.sync.runner import sync_many
-from toolcrib.lib.errors import Invalid, ToolcribError
+from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.text import escape_ambiguous
 from toolcrib.management.json_command import JsonCommand
-
-# Toolcrib's own environment variables, never available to the file.
-PRIVATE_VARIABLES = ("TOOLCRIB_", "DATABASE_URL", "REDIS_URL")
 
 
 class Command(JsonCommand):
@@ -37,13 +32,8 @@ class Command(JsonCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        text = _read(options["file"])
-        variables = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(PRIVATE_VARIABLES)
-        }
-        check = importer.check_import(text, variables)
+        text = importer.read_text(options["file"])
+        check = importer.check_import(text, importer.environment_variables())
         results = importer.save_drafts(
             check, actor=Actor.command("import_servers"), allow_programs=options["allow_stdio"]
         )
@@ -65,16 +55,6 @@ class Command(JsonCommand):
         self.report(body, text, ensure_ascii=False, indent=2)
         if failed or not rows:
             sys.exit(3 if len(failed) < len(rows) else 1)
-
-
-def _read(name: str) -> str:
-    try:
-        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        return raw.decode("utf-8-sig")
-    except OSError as error:
-        raise Invalid(f"{name} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise Invalid(f"{name} is not UTF-8 text.") from error
 
 
 def _lines(row: dict[str, Any]) -> Iterator[str]:
