@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.db import IntegrityError, transaction
+from django.utils import timezone
 
 from catalog import audit, preferences
 from catalog.audit import Actor
-from catalog.models import Group, Revision
+from catalog.models import Group, PayloadStorage, Revision
 from catalog.tools.actions import UNSTORABLE_CHARACTERS
 from sessions_app.agents import api_keys
+from sessions_app.ledger import content_erasure
 from sessions_app.models import Agent, AgentGroup, KeyScope, Mode, Strategy
+from sessions_app.sessions import lifecycle
 from toolcrib.lib.errors import Conflict, Invalid, NotFound
 
 POSITIVE_INTEGER = range(1, 1_000_000_001)
@@ -35,6 +38,9 @@ SETTINGS: dict[str, Any] = {
     "searches_per_minute": POSITIVE_INTEGER,
     "cost_per_minute": POSITIVE_INTEGER,
     "max_sessions": POSITIVE_INTEGER,
+    "payload_storage": PayloadStorage,
+    "code_mode": bool,
+    "runs_custom_tools": bool,
 }
 MAX_TEXT_LENGTHS = {"description": 2_000, "catalog_header": 4_000}
 # A change to one of these changes the catalog of new sessions.
@@ -46,6 +52,8 @@ CATALOG_SETTINGS = {
     "tool_threshold",
     "threshold_tokens",
     "threshold_percent",
+    "code_mode",
+    "runs_custom_tools",
 }
 GROUP_ACTIONS = ("add", "remove", "up", "down")
 
@@ -107,15 +115,27 @@ def set_enabled(agent: Agent, enabled: bool, *, actor: Actor) -> Agent:
 
 @transaction.atomic
 def delete(agent: Agent, *, actor: Actor) -> None:
-    """Delete an agent with its keys, sessions and calls. Audit entries are kept."""
+    """Delete an agent: revoke its keys, end its sessions and erase what they contain.
+
+    The row stays with name and dates, and so do its sessions and calls until their retention ends,
+    as evidence of what it did: times, tools, outcomes, sizes and digests, without any content.
+    """
     agent = _lock(agent)
     before = {
         "keys": agent.keys.count(),
         "sessions": agent.sessions.count(),
+        "calls": agent.calls.count(),
         **_audit_groups(agent),
     }
     audit.record(actor, "agent.delete", agent, before=before)
-    agent.delete()
+    now = timezone.now()
+    agent.keys.filter(revoked_at=None).update(revoked_at=now)
+    for session in agent.sessions.open():
+        lifecycle.close_session(session)
+    content_erasure.erase_agent(agent)
+    agent.group_links.all().delete()
+    agent.all_groups, agent.enabled, agent.deleted_at = False, False, now
+    agent.save(update_fields=["all_groups", "enabled", "deleted_at"])
 
 
 # --- Groups -------------------------------------------------------------------------------------
@@ -217,6 +237,10 @@ def validate_setting(key: str, value: Any) -> Any:
                 f"{key} must be an integer from {rule.start} to {rule.stop - 1:,}.",
                 hint="Omit it for no budget." if key == "budget" else "",
             )
+        return value
+    if rule is bool:
+        if not isinstance(value, bool):
+            raise Invalid(f"{key} must be true or false.")
         return value
     if rule is float:
         return _validate_percent(key, value)

@@ -13,7 +13,7 @@ from sessions_app.agents import actions as agent_actions
 from sessions_app.agents import api_keys
 from sessions_app.agents.queries import agents_with_counts, find_agent, key_state
 from sessions_app.models import Agent, ApiKey, KeyScope
-from toolcrib.lib.api_schemas import ERRORS, Strict
+from toolcrib.lib.api_schemas import ERRORS, Strict, set_location
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.roles import key_actor
@@ -40,6 +40,9 @@ class AgentOut(Schema):
     searches_per_minute: int
     cost_per_minute: int
     max_sessions: int
+    payload_storage: str  # default, nothing, masked, all
+    code_mode: bool  # it may run scripts
+    runs_custom_tools: bool  # it gets custom tools over MCP too
     created_at: datetime
     last_seen_at: datetime | None
     keys: int  # valid keys
@@ -68,6 +71,9 @@ class AgentSettings(Strict):
     searches_per_minute: int | None = None
     cost_per_minute: int | None = None
     max_sessions: int | None = None
+    payload_storage: str | None = None
+    code_mode: bool | None = None
+    runs_custom_tools: bool | None = None
 
     def settings(self) -> dict[str, Any]:
         """Return the settings in the request. Null means unchanged, except for the budget."""
@@ -137,7 +143,9 @@ def list_agents(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict
 
 
 @router.post("/agents", response={201: AgentOut, **ERRORS}, tags=["agents"])
-def add_agent(request: HttpRequest, body: AgentIn) -> Status[dict[str, Any]]:
+def add_agent(
+    request: HttpRequest, response: HttpResponse, body: AgentIn
+) -> Status[dict[str, Any]]:
     """Create an agent. `POST /agents/{name}/keys` creates a key for it."""
     agent = agent_actions.create(
         **body.settings(),
@@ -145,6 +153,7 @@ def add_agent(request: HttpRequest, body: AgentIn) -> Status[dict[str, Any]]:
         all_groups=bool(body.all_groups),
         actor=key_actor(request),
     )
+    set_location(response, "agents", agent.name)
     return Status(201, agent_body(find_agent(agent.name)))
 
 
@@ -170,7 +179,10 @@ def edit_agent(request: HttpRequest, name: str, body: AgentEdit) -> dict[str, An
 
 @router.delete("/agents/{name}", response={204: None, **ERRORS}, tags=["agents"])
 def delete_agent(request: HttpRequest, name: str) -> Status[None]:
-    """Delete an agent with its keys, sessions and calls."""
+    """Delete an agent: revoke its keys, end its sessions, erase arguments and results.
+
+    Times and outcomes of its calls stay until their retention ends.
+    """
     agent_actions.delete(find_agent(name), actor=key_actor(request))
     return Status(204, None)
 
@@ -240,4 +252,5 @@ def _key_page(limit: int, cursor: int | None, **filters: Any) -> dict[str, Any]:
 
 def _new_key(response: HttpResponse, key: ApiKey, text: str) -> Status[dict[str, Any]]:
     response["Cache-Control"] = "no-store"
+    set_location(response, "keys", key.pk)
     return Status(201, key_body(key) | {"key": text})

@@ -11,13 +11,14 @@ from datetime import datetime, timedelta
 
 from django.contrib.auth.models import User
 from django.db import transaction
+from django.db.models import Max, Q
 from django.utils import timezone
 
 from catalog import audit
 from catalog.audit import Actor
 from sessions_app.models import Agent, ApiKey, KeyScope
-from toolcrib.lib.asgi import MAX_KEY_LENGTH
 from toolcrib.lib.errors import Conflict, Forbidden, Invalid, NotFound, ToolcribError
+from toolcrib.lib.protocols.asgi import MAX_KEY_LENGTH
 from toolcrib.lib.roles import Role, role_of
 
 PREFIX = "tcb_"
@@ -203,3 +204,23 @@ def _iso(moment: datetime | None) -> str | None:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def expiring_keys(now: datetime, within: timedelta) -> list[ApiKey]:
+    """Return the keys of agents that expire soon and were not replaced, or are still used."""
+    valid = ApiKey.objects.filter(revoked_at=None, agent__enabled=True)
+    expiring = valid.filter(expires_at__gt=now, expires_at__lte=now + within)
+    newest_valid = dict(
+        valid.filter(Q(expires_at=None) | Q(expires_at__gt=now + within))
+        .order_by()
+        .values_list("agent")
+        .annotate(Max("created_at"))
+    )
+    keys = expiring.select_related("agent").order_by("expires_at")
+    return [key for key in keys if not _is_replaced(key, newest_valid.get(key.agent_id))]
+
+
+def _is_replaced(key: ApiKey, newer: datetime | None) -> bool:
+    if newer is None or newer < key.created_at:
+        return False
+    return key.last_used_at is None or key.last_used_at < newer

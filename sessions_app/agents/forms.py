@@ -6,7 +6,7 @@ from typing import Any
 from django import forms
 from django.utils import timezone
 
-from catalog.models import Group
+from catalog.models import Group, PayloadStorage
 from sessions_app.agents.actions import MAX_TEXT_LENGTHS, POSITIVE_INTEGER
 from sessions_app.models import Mode, Strategy
 
@@ -91,7 +91,13 @@ def _text(label: str, key: str, help_text: str) -> forms.CharField:
 class SettingsForm(forms.Form):
     """All settings of an agent, in the order of the page."""
 
-    SECTIONS = {"name": "Identity", "strategy": "Context", "calls_in_flight": "Limits"}  # starts
+    SECTIONS = {  # by their first field
+        "name": "Identity",
+        "strategy": "Context",
+        "calls_in_flight": "Limits",
+        "payload_storage": "Storage",
+        "code_mode": "Scripts and custom tools",
+    }
 
     name = _name()
     description = _text("Description", "description", "For people. Not sent to the agent.")
@@ -139,6 +145,23 @@ class SettingsForm(forms.Form):
     max_sessions = _number(
         "Open sessions",
         "At the limit, the longest idle session expires if it was idle for 30 minutes.",
+    )
+    payload_storage = forms.ChoiceField(
+        label="Arguments and results",
+        choices=PayloadStorage.choices,
+        help_text="Of future calls. If a tool has a stricter setting, that one counts.",
+    )
+    code_mode = forms.BooleanField(
+        label="Run scripts",
+        required=False,
+        help_text="New sessions can run scripts that call their tools. Every call is decided by "
+        "rules, as outside a script.",
+    )
+    runs_custom_tools = forms.BooleanField(
+        label="Run custom tools",
+        required=False,
+        help_text="New MCP sessions list custom tools, which the agent's own program runs. Over "
+        "REST they are always listed.",
     )
 
     @property

@@ -20,10 +20,12 @@ from sessions_app.agents import actions as agent_actions
 from sessions_app.agents import api_keys, snippets
 from sessions_app.agents import queries as agent_queries
 from sessions_app.models import Agent, AgentSession, KeyScope, Mode
+from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.request import announce
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
 
 NEXT_STEP_KEY = "welcome"  # in the browser session
+FIRST_AGENT_KEY = "welcome-agent"  # there too: the name that was chosen
 FIRST_AGENT_NAME = "scout"
 GROUP_VIEWED_COOKIE, DISMISSED_COOKIE = "welcome-group", "welcome-dismissed"
 YEAR = 31_536_000  # seconds
@@ -35,7 +37,11 @@ def start_onboarding(request: HttpRequest) -> HttpResponse:
     """Redirect to the new server's group. The next step is an agent, unless one exists."""
     if not Agent.objects.exists():
         request.session[NEXT_STEP_KEY] = "agent"
-    return _redirect_to_group(request.POST.get("server", ""))
+    if "server" in request.POST:
+        return _redirect_to_group(request.POST["server"])
+    response = redirect("groups")  # of several servers
+    _set_cookie(response, GROUP_VIEWED_COOKIE)
+    return response
 
 
 @require_safe
@@ -81,25 +87,29 @@ def _set_cookie(response: HttpResponse, name: str) -> None:
 @admin_required
 def connect_agent(request: HttpRequest) -> HttpResponse:
     """Create the first agent and show its key (POST), or wait for its first request (GET)."""
-    agent = Agent.objects.filter(name=FIRST_AGENT_NAME).first()
-    text = ""
+    agent, text, error = _first_agent(request), "", ""
+    name = request.POST.get("name", FIRST_AGENT_NAME).strip()
     if request.method == "POST":
         request.session.pop(NEXT_STEP_KEY, None)
         actor = actor_of(request)
         if agent is None:
-            agent, text = agent_actions.create_with_key(
-                FIRST_AGENT_NAME, all_groups=True, mode=Mode.DEFERRED, actor=actor
-            )
+            try:
+                agent, text = agent_actions.create_with_key(
+                    name, all_groups=True, mode=Mode.DEFERRED, actor=actor
+                )
+                request.session[FIRST_AGENT_KEY] = agent.name
+            except ToolcribError as failure:
+                error = failure.sentence
         elif "key" in request.POST:
             _, text = api_keys.create_key(agent.name, KeyScope.AGENT, agent=agent, actor=actor)
-    context: dict[str, Any] = {"name": FIRST_AGENT_NAME, "agent": agent, "text": text}
+    context: dict[str, Any] = {"name": name, "agent": agent, "text": text, "error": error}
     if agent is not None:
         key = text or snippets.KEY_PLACEHOLDER
         context |= agent_queries.connection_snippets(agent, key) | {
             "first_request": first_request_command(settings.PUBLIC_URL, key),
             "session": _first_session(agent),
         }
-    status = 201 if text else 200
+    status = 201 if text else 422 if error else 200
     return render(request, "sessions_app/agents/onboarding_agent.html", context, status=status)
 
 
@@ -117,7 +127,7 @@ def first_request_command(base_url: str, key: str) -> str:
 @admin_required
 def first_request_status(request: HttpRequest) -> HttpResponse:
     """Render the polled fragment: whether the first agent has fetched its catalog."""
-    agent = Agent.objects.filter(name=FIRST_AGENT_NAME).first()
+    agent = _first_agent(request)
     if agent is None or not request.headers.get("HX-Request"):
         return redirect("welcome-agent")
     context = {"agent": agent, "session": _first_session(agent)}
@@ -125,6 +135,12 @@ def first_request_status(request: HttpRequest) -> HttpResponse:
     if context["session"]:
         announce(response, f"{agent.name} fetched its catalog.")
     return response
+
+
+def _first_agent(request: HttpRequest) -> Agent | None:
+    """Return the agent that this browser created here, or one of the default name."""
+    name = request.session.get(FIRST_AGENT_KEY, FIRST_AGENT_NAME)
+    return Agent.objects.filter(name=name).first()
 
 
 def _first_session(agent: Agent) -> AgentSession | None:

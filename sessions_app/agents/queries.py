@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db.models import Count, IntegerField, Max, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Count, IntegerField, Max, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
@@ -41,6 +41,12 @@ def agents_with_counts() -> QuerySet[Agent]:
     )
 
 
+def deleted_agents(limit: int = 100) -> list[Agent]:
+    """List the deleted agents, newest first, with the calls of their stored sessions."""
+    rows = Agent.with_deleted.exclude(deleted_at=None).order_by("-deleted_at")
+    return list(rows.annotate(call_count=Coalesce(Sum("sessions__calls"), 0))[:limit])
+
+
 def _count(rows: QuerySet[Any, Any]) -> Coalesce:
     number = Subquery(
         rows.annotate(number=Count("pk")).values("number"), output_field=IntegerField()
@@ -50,17 +56,18 @@ def _count(rows: QuerySet[Any, Any]) -> Coalesce:
 
 def groups_of(agent: Agent) -> dict[str, Any]:
     """Return the agent's groups in order with their token costs, and the groups it lacks."""
-    by_id = {group.pk: group for group in board.list_groups_with_costs()}
+    by_id = {group.pk: (group, cost) for group, cost in board.list_groups_with_costs()}
     links = [link.group_id for link in agent.group_links.all()]
     if agent.all_groups:
         links = list(by_id)
-    groups: list[Any] = [by_id.pop(pk) for pk in links if pk in by_id]
+    groups = [by_id.pop(pk) for pk in links if pk in by_id]
     return {
         "groups": groups,
-        "other_groups": list(by_id.values()),
-        "preload_tokens": sum(group.preload_tokens for group in groups),
-        "loadable_tokens": sum(group.rest_tokens for group in groups),
-        "max_group_tokens": max((group.all_tokens for group in groups), default=0),
+        "other_groups": [group for group, _ in by_id.values()],
+        "start_tokens": sum(cost.at_start for _, cost in groups),
+        "preload_tokens": sum(cost.preload for _, cost in groups),
+        "loadable_tokens": sum(cost.rest for _, cost in groups),
+        "max_group_tokens": max((cost.at_start + cost.rest for _, cost in groups), default=0),
     }
 
 
@@ -113,3 +120,9 @@ def _risk(member: Membership) -> int:
     if annotations.get("readOnlyHint") is True:
         return 0
     return 2 if annotations.get("destructiveHint") is True else 1
+
+
+def find_session_at(agent: Agent, moment: datetime) -> AgentSession | None:
+    """Return the newest session that the agent had opened by then: it has what the agent saw."""
+    rows = AgentSession.objects.with_catalog().filter(agent=agent, created_at__lte=moment)
+    return rows.order_by("-pk").first()

@@ -1,10 +1,12 @@
 """Rate limits per agent (sliding window of a minute), and the concurrency limit error.
 
+Sign-in (`toolcrib/accounts/sign_in_limits.py`) uses the same windows with a longer period.
+
 Calls and searches are limited by number. All requests together are limited by cost: a base cost,
 which has to fit before the work starts, and a part for the bytes of the response, which is added
 afterwards and counts against later requests.
 
-One algorithm in both modes: the sum of this minute plus a share of the last minute's. Sums are in
+One algorithm in both modes: the sum of this period plus a share of the last one's. Sums are in
 Redis if configured, otherwise in this process; while Redis is unavailable, each process counts on
 its own. Concurrent calls are counted from ledger rows, so a crash leaks none.
 """
@@ -32,6 +34,7 @@ REQUEST_COST = 1.0  # call, search, load, details, events
 CATALOG_COST = 2.0  # catalog, open, fork
 BYTES_PER_COST = 64 * 1024
 REDIS_RETRY_SECONDS = 5.0
+MAX_LOCAL_SUMS = 10_000  # above it, sums that no longer count are removed
 KEY_PREFIX = "toolcrib:rate:"
 # Rejections per second that a process answers at once; later ones are delayed.
 FREE_REJECTIONS, REJECTION_DELAY = 20, 0.5  # seconds
@@ -48,25 +51,27 @@ class RateLimited(ToolcribError):
 
 
 class Charge(NamedTuple):
-    """A cost to add to a window if the sum stays within the limit."""
+    """A cost to add to a window if the sum stays within the limit. A negative one is a refund."""
 
     what: str  # calls, searches or cost
-    agent: int
+    subject: int | str  # the agent
     limit: float
     cost: float = 1.0
+    period: int = 60  # seconds
 
     @property
     def key(self) -> str:
-        return f"{self.what}:{self.agent}"
+        return f"{self.what}:{self.subject}"
 
     def seconds_until_room(self, count: float, previous: float, second: float) -> float:
         """Return when a window with these sums has room if nothing is added; 0 if it has now."""
         room = self.limit - self.cost
-        if count + previous * (1 - second / 60) <= room:
+        period = self.period
+        if count + previous * (1 - second / period) <= room:
             return 0.0
         if count <= room:
-            return max(60 * (1 - (room - count) / previous) - second, 0.001)
-        return 60 - second + 60 * (1 - room / count)  # next minute, when the sum is the last one's
+            return max(period * (1 - (room - count) / previous) - second, 0.001)
+        return period - second + period * (1 - room / count)  # when the sum is the last period's
 
 
 class LocalWindow:
@@ -74,28 +79,31 @@ class LocalWindow:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sums: dict[str, tuple[int, float, float]] = {}
-        # Values: minute, sum of that minute, sum of the minute before.
+        self._sums: dict[str, tuple[int, float, float, float]] = {}
+        # Values: number of the period, its sum, the sum of the one before, when both are over.
 
     def hit(self, charges: Sequence[Charge], now: float) -> list[float]:
         """Add all charges or none. Return for each the seconds until there is room for it."""
-        minute, second = divmod(now, 60)
         with self._lock:
-            sums = [self._sums_at(int(minute), charge.key) for charge in charges]
+            sums = [self._sums_at(int(now // charge.period), charge.key) for charge in charges]
             waits = [
-                charge.seconds_until_room(*both, second)
+                charge.seconds_until_room(*both, now % charge.period)
                 for charge, both in zip(charges, sums, strict=True)
             ]
             if not any(waits):
                 for charge, (count, previous) in zip(charges, sums, strict=True):
-                    self._sums[charge.key] = (int(minute), count + charge.cost, previous)
+                    number, total = int(now // charge.period), max(count + charge.cost, 0.0)
+                    end = (number + 2.0) * charge.period
+                    self._sums[charge.key] = (number, total, previous, end)
+                if len(self._sums) > MAX_LOCAL_SUMS:
+                    self._sums = {key: sum for key, sum in self._sums.items() if sum[3] > now}
         return waits
 
-    def _sums_at(self, minute: int, key: str) -> tuple[float, float]:
-        last_minute, count, previous = self._sums.get(key, (minute, 0.0, 0.0))
-        if last_minute == minute:
+    def _sums_at(self, number: int, key: str) -> tuple[float, float]:
+        last, count, previous, _ = self._sums.get(key, (number, 0.0, 0.0, 0.0))
+        if last == number:
             return count, previous
-        return 0.0, count if last_minute == minute - 1 else 0.0
+        return 0.0, count if last == number - 1 else 0.0
 
     def clear(self) -> None:
         with self._lock:
@@ -107,25 +115,27 @@ class RedisWindow:
 
     SCRIPT = """
     local now = tonumber(ARGV[1])
-    local minute = math.floor(now / 60)
-    local second = now - minute * 60
     local sums, allowed = {}, true
     for i, key in ipairs(KEYS) do
-      local values = redis.call('HMGET', key, 'minute', 'count', 'previous')
-      local last = tonumber(values[1]) or minute
+      local limit, cost, period = tonumber(ARGV[3 * i - 1]), tonumber(ARGV[3 * i]), ARGV[3 * i + 1]
+      local number = math.floor(now / period)
+      local values = redis.call('HMGET', key, 'number', 'count', 'previous')
+      local last = tonumber(values[1]) or number
       local count, previous = tonumber(values[2]) or 0, tonumber(values[3]) or 0
-      if last ~= minute then
-        previous = last == minute - 1 and count or 0
+      if last ~= number then
+        previous = last == number - 1 and count or 0
         count = 0
       end
-      local room = tonumber(ARGV[2 * i]) - tonumber(ARGV[2 * i + 1])
-      allowed = allowed and count + previous * (1 - second / 60) <= room
+      local share = 1 - (now - number * period) / period
+      allowed = allowed and count + previous * share <= limit - cost
       sums[2 * i - 1], sums[2 * i] = count, previous
     end
     for i, key in ipairs(allowed and KEYS or {}) do
-      local count = sums[2 * i - 1] + tonumber(ARGV[2 * i + 1])
-      redis.call('HSET', key, 'minute', minute, 'count', count, 'previous', sums[2 * i])
-      redis.call('EXPIRE', key, 120)
+      local count = math.max(sums[2 * i - 1] + tonumber(ARGV[3 * i]), 0)
+      local period = ARGV[3 * i + 1]
+      local number = math.floor(now / period)
+      redis.call('HSET', key, 'number', number, 'count', count, 'previous', sums[2 * i])
+      redis.call('EXPIRE', key, 2 * period)
     end
     for i, sum in ipairs(sums) do sums[i] = string.format('%.17g', sum) end
     return sums
@@ -137,11 +147,11 @@ class RedisWindow:
 
     def hit(self, charges: Sequence[Charge], now: float) -> list[float]:
         """Do the same as `LocalWindow.hit`. Raises RedisError."""
-        numbers = [repr(n) for charge in charges for n in (charge.limit, charge.cost)]
+        numbers = [repr(n) for c in charges for n in (c.limit, c.cost, c.period)]
         keys = [KEY_PREFIX + charge.key for charge in charges]
         sums = [float(text) for text in self._script(keys=keys, args=[repr(now), *numbers])]
         return [
-            charge.seconds_until_room(count, previous, now % 60)
+            charge.seconds_until_room(count, previous, now % charge.period)
             for charge, count, previous in zip(charges, sums[::2], sums[1::2], strict=True)
         ]
 
@@ -156,7 +166,8 @@ def _redis_window(url: str) -> RedisWindow:
     return RedisWindow(url)
 
 
-def _hit(charges: Sequence[Charge]) -> list[float]:
+def hit(charges: Sequence[Charge]) -> list[float]:
+    """Add all charges or none. Return for each the seconds until there is room for it."""
     global _redis_retry_at
     now = time.time()
     if settings.REDIS_URL and time.monotonic() > _redis_retry_at:
@@ -188,7 +199,7 @@ def check_cost(agent: Agent | None, base: float) -> None:
 def add_cost(agent: Agent | None, size: int) -> None:
     """Charge for the bytes of a response after the work, beyond the limit if need be."""
     if agent is not None:
-        _hit([Charge("cost", agent.pk, math.inf, size / BYTES_PER_COST)])
+        hit([Charge("cost", agent.pk, math.inf, size / BYTES_PER_COST)])
 
 
 # On the event loop: in a thread only if Redis is configured.
@@ -244,7 +255,7 @@ def _cost(agent: Agent, base: float) -> Charge:
 
 
 def _check(agent: Agent, *charges: Charge) -> None:
-    seconds, charge = max(zip(_hit(charges), charges, strict=True))
+    seconds, charge = max(zip(hit(charges), charges, strict=True))
     if seconds:
         wait = math.ceil(seconds)
         raise RateLimited(

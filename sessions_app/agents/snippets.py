@@ -47,6 +47,8 @@ def for_agent(
 def clients(base: str, key: str) -> list[Snippet]:
     mcp = f"{base}/mcp"
     header = f"Authorization: Bearer {key}"
+    remote = {"url": mcp, "headers": _headers(key)}
+    bearer = json.dumps(f"Bearer {key}", ensure_ascii=False)
     address, quoted = shlex.quote(mcp), shlex.quote(header)
     return [
         Snippet(
@@ -62,6 +64,33 @@ def clients(base: str, key: str) -> list[Snippet]:
             "claude_desktop_config.json (Settings, Developer). Requires Node.",
         ),
         Snippet(
+            "Codex CLI",
+            "toml",
+            f"[mcp_servers.{SERVER_NAME}]\nurl = {json.dumps(mcp)}\n"
+            f"http_headers = {{ Authorization = {bearer} }}\n",
+            "~/.codex/config.toml. codex exec runs call_read_only_tool unasked; for all tools add "
+            'default_tools_approval_mode = "approve".',
+        ),
+        Snippet(
+            "Gemini CLI",
+            "sh",
+            f"gemini mcp add --scope user --transport http {SERVER_NAME} {address} \\\n"
+            f"  --header {quoted}\n",
+            "Run this once. /mcp in Gemini CLI shows the connection.",
+        ),
+        Snippet(
+            "Copilot CLI",
+            "json",
+            _json({"mcpServers": {SERVER_NAME: {"type": "http", **remote, "tools": ["*"]}}}),
+            "~/.copilot/mcp-config.json.",
+        ),
+        Snippet(
+            "opencode",
+            "json",
+            _json({"mcp": {SERVER_NAME: {"type": "remote", **remote}}}),
+            "opencode.json in the project, or ~/.config/opencode/opencode.json.",
+        ),
+        Snippet(
             "VS Code",
             "json",
             _json(_vs_code(mcp)),
@@ -70,7 +99,7 @@ def clients(base: str, key: str) -> list[Snippet]:
         Snippet(
             "Cursor",
             "json",
-            _json({"mcpServers": {SERVER_NAME: {"url": mcp, "headers": _headers(key)}}}),
+            _json({"mcpServers": {SERVER_NAME: remote}}),
             "~/.cursor/mcp.json.",
         ),
         Snippet(
@@ -78,7 +107,7 @@ def clients(base: str, key: str) -> list[Snippet]:
             "sh",
             f"npx @modelcontextprotocol/inspector --cli {address} --transport http \\\n"
             f"  --header {quoted} --method tools/list\n",
-            "Lists the agent's tools. Requires Node.",
+            "Lists the agent's tools. Requires Node 22.19 or newer.",
         ),
     ]
 
@@ -110,14 +139,59 @@ def _json(value: object) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-CLIENT = "Requires Toolcrib on PYTHONPATH (toolcrib/client and toolcrib/lib/errors.py)."
-LANGCHAIN_PACKAGES = "langchain langchain-anthropic langchain-mcp-adapters"
-PYTHON_PROGRAMS = (  # title, template, note
-    ("Anthropic SDK", texts.ANTHROPIC, f"pip install anthropic httpx2. {CLIENT}"),
-    ("OpenAI SDK", texts.OPENAI, f"pip install openai httpx2. {CLIENT}"),
-    ("LangChain", texts.LANGCHAIN, f"pip install {LANGCHAIN_PACKAGES}."),
-    ("Python", texts.PYTHON, CLIENT),
-    ("Plain Python", texts.PLAIN_PYTHON, "Requires only Python."),
+MODEL = "MODEL is the name of your model"
+AGENT_FRAMEWORK_PACKAGES = "agent-framework-core agent-framework-openai mcp"
+PROGRAMS = (  # title, language, template, note
+    (
+        "OpenAI Agents SDK",
+        "python",
+        texts.OPENAI_AGENTS,
+        f"pip install openai-agents. {MODEL}.",
+    ),
+    (
+        "Anthropic SDK",
+        "python",
+        texts.ANTHROPIC,
+        f"pip install anthropic toolcrib-client. {MODEL}.",
+    ),
+    ("OpenAI SDK", "python", texts.OPENAI, f"pip install openai toolcrib-client. {MODEL}."),
+    ("AI SDK", "js", texts.AI_SDK, f"npm install ai @ai-sdk/mcp @ai-sdk/openai. {MODEL}."),
+    (
+        "Pydantic AI",
+        "python",
+        texts.PYDANTIC_AI,
+        f"pip install 'pydantic-ai-slim[mcp,openai]'. {MODEL}, as provider:name.",
+    ),
+    (
+        "LangChain",
+        "python",
+        texts.LANGCHAIN,
+        "pip install langchain langchain-openai langchain-mcp-adapters. "
+        f"{MODEL}, as provider:name.",
+    ),
+    (
+        "LlamaIndex",
+        "python",
+        texts.LLAMA_INDEX,
+        f"pip install llama-index-llms-openai llama-index-tools-mcp. {MODEL}.",
+    ),
+    ("Google ADK", "python", texts.GOOGLE_ADK, f"pip install 'google-adk[mcp]'. {MODEL}."),
+    (
+        "Semantic Kernel",
+        "python",
+        texts.SEMANTIC_KERNEL,
+        f"pip install 'semantic-kernel[mcp]'. {MODEL}. It does not show load_tools, whose name it "
+        "uses itself; search_tools and get_tool_details give the schemas.",
+    ),
+    (
+        "Microsoft Agent Framework",
+        "python",
+        texts.AGENT_FRAMEWORK,
+        f"pip install {AGENT_FRAMEWORK_PACKAGES}. {MODEL}.",
+    ),
+    ("CrewAI", "python", texts.CREWAI, f"pip install 'crewai-tools[mcp]'. {MODEL}."),
+    ("Python", "python", texts.PYTHON, "pip install toolcrib-client."),
+    ("Plain Python", "python", texts.PLAIN_PYTHON, "Requires only Python."),
 )
 
 
@@ -142,8 +216,8 @@ def programs(base: str, key: str, example: Example) -> list[Snippet]:
     words = {key: _shell_word(value) for key, value in values.items()}
     return [
         *(
-            Snippet(title, "python", template.format(**literals), note)
-            for title, template, note in PYTHON_PROGRAMS
+            Snippet(title, language, template.format(**literals), note)
+            for title, language, template, note in PROGRAMS
         ),
         Snippet("curl", "sh", texts.CURL.format(**words), "Paste this into a shell."),
     ]
@@ -154,7 +228,7 @@ def _shell_word(value: object) -> str:
 
 
 def _literal(value: object) -> str:
-    """Return a JSON value as a Python literal, with double quotes."""
+    """Return a JSON value as a Python literal, with double quotes; texts are JavaScript too."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Agent pages: the list, and one agent's groups, keys, connection snippets and settings.
+"""Agent pages: the list, and one agent's activity, groups, keys, connection snippets and settings.
 
 A key's text is only in the response to the request that created it: it is never put in a
 redirect, a session or a message, and browsers must not cache it.
@@ -19,13 +19,26 @@ from sessions_app.agents import api_keys
 from sessions_app.agents import queries as agent_queries
 from sessions_app.agents.forms import AgentForm, KeyForm, SettingsForm
 from sessions_app.agents.queries import find_agent
-from sessions_app.models import Agent, ApiKey, KeyScope
+from sessions_app.models import Agent, ApiKey, KeyScope, UsageKind
+from sessions_app.review import queries as review_queries
+from sessions_app.review.queries import SessionFilter
+from sessions_app.usage import call_stats, panels
+from sessions_app.usage.filters import range_context
 from toolcrib.lib.errors import NotFound, ToolcribError
 from toolcrib.lib.pagination import Page, offset_of, page_by_offset
-from toolcrib.lib.request import errors_in_form, page_tabs, settings_rows
-from toolcrib.lib.roles import Role, actor_of, admin_required, operator_required, require, role_of
+from toolcrib.lib.request import errors_in_form, page_tabs, settings_rows, time
+from toolcrib.lib.roles import (
+    Role,
+    actor_of,
+    admin_required,
+    operator_required,
+    role_of,
+    role_required,
+    viewer_required,
+)
 
 TABS = {
+    "agent-activity": "Activity",
     "agent": "Groups",
     "agent-keys": "Keys",
     "agent-connect": "Connect",
@@ -42,11 +55,12 @@ def page_context(agent: Agent, tab: str) -> dict[str, Any]:
 
 
 @require_safe
-@operator_required
+@viewer_required
 def agents(request: HttpRequest) -> HttpResponse:
     rows, total = agent_queries.agents_with_counts(), Agent.objects.count()
     page: Page[Agent] = page_by_offset(rows, offset_of(request.GET), total=total)
     context = {"page": page, "agents": page.rows, "shown": page.describe("agent")}
+    context["deleted"] = agent_queries.deleted_agents()
     if not page.total and role_of(request.user) >= Role.ADMIN:
         context["form"] = AgentForm()
     return render(request, "sessions_app/agents/list.html", context)
@@ -78,14 +92,36 @@ def _show_key(
     return render(request, "sessions_app/agents/key.html", context, status=201)
 
 
+# --- Activity -----------------------------------------------------------------------------------
+
+
+@require_safe
+@viewer_required
+def activity(request: HttpRequest, name: str) -> HttpResponse:
+    agent = find_agent(name)
+    within, sessions = panels.read_range(request.GET), {"agent": agent.name}
+    series, charts = panels.read_panels(within, UsageKind.AGENT, str(agent.pk), sessions=sessions)
+    context = page_context(agent, "agent-activity") | range_context(within)
+    context |= {
+        "figures": panels.list_metrics(series, UsageKind.AGENT, sessions=sessions),
+        "series": series,
+        "panels": charts,
+        "recent_failures": call_stats.recent_failures(agent=agent),
+        "sessions": review_queries.list_sessions(SessionFilter(agent=agent.name), size=10).rows,
+    }
+    return render(request, "sessions_app/agents/activity.html", context)
+
+
 # --- Groups -------------------------------------------------------------------------------------
 
 
 @require_safe
-@operator_required
+@viewer_required
 def groups(request: HttpRequest, name: str) -> HttpResponse:
     agent = find_agent(name)
     context = page_context(agent, "agent") | agent_queries.groups_of(agent)
+    on = time(request.GET, "on")
+    context |= {"on": on, "seen": agent_queries.find_session_at(agent, on) if on else None}
     return render(request, "sessions_app/agents/groups.html", context)
 
 
@@ -115,23 +151,21 @@ def set_groups(request: HttpRequest, name: str) -> HttpResponse:
 
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
-@operator_required
+@role_required(Role.OPERATOR, write=Role.ADMIN)
 def keys(request: HttpRequest, name: str) -> HttpResponse:
     agent = find_agent(name)
     form = KeyForm(request.POST if request.method == "POST" else None)
-    if form.is_bound:
-        require(Role.ADMIN, request.user)
-        if form.is_valid():
-            label = form.cleaned_data["name"] or agent.name
-            with errors_in_form(form, "name"):
-                _, text = api_keys.create_key(
-                    label,
-                    KeyScope.AGENT,
-                    agent=agent,
-                    actor=actor_of(request),
-                    expires_at=form.expires_at,
-                )
-                return _show_key(request, find_agent(name), text)
+    if form.is_bound and form.is_valid():
+        label = form.cleaned_data["name"] or agent.name
+        with errors_in_form(form, "name"):
+            _, text = api_keys.create_key(
+                label,
+                KeyScope.AGENT,
+                agent=agent,
+                actor=actor_of(request),
+                expires_at=form.expires_at,
+            )
+            return _show_key(request, find_agent(name), text)
     context = page_context(agent, "agent-keys") | {"keys": agent_queries.keys_of(agent)}
     if role_of(request.user) >= Role.ADMIN:
         context["key_form"] = form
@@ -178,12 +212,11 @@ def connect(request: HttpRequest, name: str) -> HttpResponse:
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
-@operator_required
+@role_required(Role.OPERATOR, write=Role.ADMIN)
 def settings(request: HttpRequest, name: str) -> HttpResponse:
     agent = find_agent(name)
     if request.method != "POST":
         return _settings_page(request, agent)
-    require(Role.ADMIN, request.user)
     form = SettingsForm(request.POST)
     if form.is_valid():
         with errors_in_form(form):
@@ -223,5 +256,7 @@ def delete(request: HttpRequest, name: str) -> HttpResponse:
     if not form.is_valid():
         return _settings_page(request, agent, delete_error=form.errors["typed_name"][0])
     agent_actions.delete(agent, actor=actor_of(request))
-    messages.success(request, f"Deleted {agent.name} with its keys and sessions.")
+    messages.success(
+        request, f"Deleted {agent.name}. Its keys are revoked and its payloads erased."
+    )
     return redirect("agents")

@@ -21,13 +21,17 @@ from catalog.models import Revision
 from servers.models import Server
 from sessions_app.agents import api_keys
 from sessions_app.agents.rate_limits import RateLimited
+from sessions_app.held_calls.ending import unfetched_digests
 from sessions_app.ledger import writer as ledger_writer
 from sessions_app.ledger.writer import AGENT, CALL, SESSION, LedgerCursor, Row, WriteJob
 from sessions_app.models import Agent, ApiKey
+from sessions_app.rules import agent_rules
+from sessions_app.rules.agent_rules import AgentRules
 from sessions_app.sessions import lifecycle, loading, surface
 from sessions_app.sessions.loading import SessionLoads
 from sessions_app.sessions.scope import SessionScope
-from sessions_app.sessions.surface import Pin, SessionContext
+from sessions_app.sessions.snapshots import Pin
+from sessions_app.sessions.surface import SessionContext
 from toolcrib.lib.errors import ToolcribError
 
 T = TypeVar("T")
@@ -42,21 +46,21 @@ RATE_LIMIT_AGE = 1.0
 KEY, SERVER, REVISION = (model._meta.db_table for model in (ApiKey, Server, Revision))
 AGENT_COLUMNS = tuple(field.column for field in Agent._meta.concrete_fields)
 SERVER_COLUMNS = ("enabled", "generation", "isolation", "concurrency", "call_timeout", "slug")
-LOADS_VERSION, TOKENS_LOADED = 5, 6  # positions in the row
+LOADS_VERSION, TOKENS_LOADED = 4, 5  # positions in the row
 # Columns that must not have changed; the server's columns follow.
-AUTHORIZATION_COLUMNS = 7 + len(AGENT_COLUMNS)
+AUTHORIZATION_COLUMNS = 6 + len(AGENT_COLUMNS)
 # Only table and column names are formatted into the statement.
 REVALIDATE_SQL = f"""
-SELECT r.number, k.rolling_session_id, k.revoked_at, k.expires_at, s.state, s.loads_version,
+SELECT COALESCE(r.number, 0), k.revoked_at, k.expires_at, s.state, s.loads_version,
   s.tokens_loaded, {", ".join(f"a.{name}" for name in AGENT_COLUMNS)},
   {", ".join(f"v.{name}" for name in SERVER_COLUMNS)},
-  s.last_used_at,
+  s.holds_version, s.last_used_at,
   (SELECT COUNT(*) FROM {CALL} c WHERE c.agent_id = a.id
      AND c.state IN ('accepted', 'sent') AND c.deadline > %s)
 FROM {SESSION} s
 JOIN {AGENT} a ON a.id = s.agent_id
 JOIN {KEY} k ON k.agent_id = a.id
-JOIN {REVISION} r ON r.id = 1
+LEFT JOIN {REVISION} r ON r.id = 1
 LEFT JOIN {SERVER} v ON v.id = %s
 WHERE k.sha256 = %s AND s.session_id = %s
 """  # noqa: S608
@@ -94,7 +98,11 @@ class Authorization(SessionContext):
     idle_limit: float  # seconds
     loaded_bits: int  # one bit per tool in scope: its current definition was loaded
     older_definitions: dict[str, int]  # definitions of other loaded tools, by tool name
+    detailed: dict[str, int]  # definitions that were shown in full without a load, likewise
     initial_pins: dict[str, Pin]  # definitions shown at the start; shared between sessions
+    rules: AgentRules | None  # None if no rule concerns the agent
+    held: frozenset[str]  # digests of held calls whose results were not fetched
+    holds_version: int  # of the session, when they were read
     row: Row
     loaded_at: float  # monotonic time
 
@@ -106,15 +114,21 @@ class Authorization(SessionContext):
         if tool and tool.approved and self.loaded_bits >> self.scope.tool_index(tool) & 1:
             return tool.approved.pk
         pin = self.initial_pins.get(name)
-        return pin["definition"] if pin else None
+        return pin["definition"] if pin else self.detailed.get(name)
 
-    def is_shown(self, name: str) -> bool:
-        return self.shown_definition(name) is not None
+    def is_loaded(self, name: str) -> bool:
+        """Return whether the session has loaded a tool, or had it from the start."""
+        return name not in self.detailed and self.shown_definition(name) is not None
+
+    @property
+    def trace_attributes(self) -> dict[str, str]:
+        return {"toolcrib.session.id": self.session_id, "toolcrib.agent": self.agent.name}
 
     @property
     def size_bytes(self) -> int:
         """Approximate memory of the loaded definitions."""
-        return self.loaded_bits.bit_length() // 8 + BYTES_PER_NAME * len(self.older_definitions)
+        names = len(self.older_definitions) + len(self.detailed)
+        return self.loaded_bits.bit_length() // 8 + BYTES_PER_NAME * names
 
     def revalidate(
         self,
@@ -122,12 +136,18 @@ class Authorization(SessionContext):
         now: datetime,
         server: int | None = None,
         server_row: Row | None = None,
+        is_repeated: Callable[[LedgerCursor], bool] | None = None,
     ) -> int | None:
-        """Return the agent's calls in flight; None if this authorization is outdated."""
+        """Return the agent's calls in flight; None if this authorization is outdated.
+
+        `is_repeated` is asked if calls were held since: whether one of them is this call.
+        """
         row = cursor.fetch_one(REVALIDATE_SQL, (now, server, self.digest, self.session_id))
         if row is None:
             return None
-        *columns, last_used_at, in_flight = row
+        *columns, holds_version, last_used_at, in_flight = row
+        if holds_version != self.holds_version and is_repeated is not None and is_repeated(cursor):
+            return None
         idle = (now - (cursor.decode_time(last_used_at) or now)).total_seconds()
         is_current = (
             tuple(columns[:AUTHORIZATION_COLUMNS]) == self.row
@@ -171,6 +191,7 @@ class Authorization(SessionContext):
             loads_version=loads.version,
             loaded_bits=bits,
             older_definitions=older,
+            detailed=loads.detailed,
         )
 
 
@@ -277,7 +298,11 @@ def _load(caller: Caller, session_id: str) -> Authorization:
         idle_limit=min(loading.idle_limit(), caller.max_idle),
         loaded_bits=bits,
         older_definitions=older,
+        detailed=loads.detailed,
         initial_pins=surface.with_newer(context.surface.pins, loads.newer),
+        held=unfetched_digests(session),
+        holds_version=row[-3] if row else 0,
+        rules=agent_rules.load_rules(row[0] if row else 0, context.agent.pk),
         row=tuple((row or ())[:AUTHORIZATION_COLUMNS]),
         loaded_at=time.monotonic(),
     )

@@ -7,39 +7,49 @@ Errors that a model can correct are returned as results that explain the correct
 import asyncio
 import logging
 from collections.abc import Coroutine
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from django.db import DatabaseError
+from django.conf import settings
+from django.db import DatabaseError, InterfaceError
 from django.utils import timezone
 
 from catalog import cache
 from catalog.audit import Actor
 from catalog.cache import CachedTool
 from catalog.definitions.validation import validators
-from catalog.models import Tool
+from catalog.models import Revision, Tool
 from servers.connections import calls as upstream_calls
 from servers.connections.calls import CallOutcome
-from servers.spec import OnProgress
+from servers.spec import TOOLS_CALL, OnProgress
 from sessions_app.agents import rate_limits
 from sessions_app.dispatch import authorization as authorizations
-from sessions_app.dispatch import key_revocation, planner
+from sessions_app.dispatch import feature_results, key_revocation, planner
 from sessions_app.dispatch.authorization import Authorization, Caller, Outdated
 from sessions_app.dispatch.planner import ON_LOOP_BYTES, CallFinishedLocally, CallPlan, CallRequest
+from sessions_app.held_calls import actions as held_calls
+from sessions_app.held_calls.grants import GrantCheck
 from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger import writer as ledger_writer
 from sessions_app.ledger.calls import CHECK_BEFORE_RETRY, CallResponse, CallResult
-from sessions_app.ledger.writer import LedgerCursor
-from sessions_app.models import Call, CallState
+from sessions_app.ledger.writer import LedgerCursor, WriteJob
+from sessions_app.models import Call, CallState, RuleEffect
+from sessions_app.rules import agent_rules
+from sessions_app.rules.agent_rules import AgentRules
+from sessions_app.rules.evaluation import Decision
 from toolcrib.lib.db_threads import run_in_db_thread
-from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.errors import DatabaseUnavailable, ToolcribError
 from toolcrib.lib.json_codec import canonical
-from toolcrib.lib.jsonrpc import LARGE_BYTES
 from toolcrib.lib.payloads import check_value
+from toolcrib.lib.protocols.jsonrpc import LARGE_BYTES
+from toolcrib.lib.telemetry import tracing
 from toolcrib.lib.token_counter import count
 
 logger = logging.getLogger(__name__)
 
 MARK_SENT_AFTER = 0.25  # seconds after which a running call is marked as sent in the ledger
+RECORD_SECONDS = 2.0  # for recording a result, if the call's deadline is earlier
 OUTDATED = -1  # instead of a number of calls in flight
 
 
@@ -79,10 +89,31 @@ async def call(
     caller: Caller, request: CallRequest, on_progress: OnProgress | None = None
 ) -> CallResponse:
     """Execute one call of a session. It is cancelled if its key is revoked."""
+    if not tracing.enabled:
+        return await _call(caller, request, on_progress)
+    attributes = {
+        "mcp.method.name": "tools/call",
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": request.tool_name,
+    }
+    with tracing.server_span(f"tools/call {request.tool_name}", attributes) as span:
+        response = await _call(caller, request, on_progress)
+        ids = {"toolcrib.call.id": response.call_id, "toolcrib.outcome": str(response.state)}
+        span.set_attributes(ids)
+        if response.is_error:
+            tracing.set_error(span, (response.error or {}).get("code") or "tool_error")
+        return response
+
+
+async def _call(
+    caller: Caller, request: CallRequest, on_progress: OnProgress | None
+) -> CallResponse:
     counted_limit = None  # that the call was counted against
 
     async def plan_and_accept(authorization: Authorization) -> CallPlan | CallResponse:
         nonlocal counted_limit
+        if tracing.enabled:
+            tracing.annotate(authorization.trace_attributes)
         if request.size > ON_LOOP_BYTES:
             await asyncio.to_thread(request.check)
         else:
@@ -93,38 +124,84 @@ async def call(
             if (stored := await ledger_writer.run_off_loop(find, agent, key, digest)) is not None:
                 return stored
         counted_limit = await rate_limits.count_once(authorization.agent, "calls", counted_limit)
-        plan = await _plan(authorization, request)
+        if authorization.held:
+            repeated = await held_calls.find_repeated(authorization, request)
+            if repeated is not None:
+                return repeated
+        plan = await plan_request(authorization, request)
         if isinstance(plan, CallFinishedLocally):
-            return await _record_local(authorization, plan)
-        await _accept(authorization, plan)
+            return await record_local(authorization, plan)
+        decision = await accept(authorization, plan)
+        return plan if decision is None else await _refuse_or_hold(authorization, plan, decision)
+
+    answer_by = asyncio.get_running_loop().time() + (request.timeout or settings.CALL_TIMEOUT)
+    try:
+        async with asyncio.timeout_at(answer_by):
+            plan = await authorizations.run_authorized(caller, plan_and_accept)
+    except TimeoutError:  # nothing was sent
+        raise DatabaseUnavailable from None
+    if isinstance(plan, CallResponse):
         return plan
+    plan.answer_by = answer_by
+    return await execute(plan, on_progress)
 
-    plan = await authorizations.run_authorized(caller, plan_and_accept)
-    return plan if isinstance(plan, CallResponse) else await _execute(plan, on_progress)
 
+async def try_tool(
+    tool: Tool, arguments: dict[str, Any], *, actor: Actor, is_confirmed: bool = False
+) -> CallResponse:
+    """Call a tool as a user, outside any session, with the same checks and ledger.
 
-async def try_tool(tool: Tool, arguments: dict[str, Any], *, actor: Actor) -> CallResponse:
-    """Call a tool as a user, outside any session, with the same checks and ledger."""
+    Raises ConfirmationRequired if a rule holds the call and the user has not confirmed it.
+    """
     check_value(arguments, "/arguments")
-    cached = await ledger_writer.run_off_loop(cache.cached_tool, tool.pk)
+    cached, rules = await ledger_writer.run_off_loop(_load_for_try, tool.pk)
     server_row = await authorizations.find_server(cached.server_id or 0, renew=True)
-    plan = await asyncio.to_thread(planner.plan_try, cached, arguments, actor, server_row)
+    plan = await asyncio.to_thread(planner.plan_try, cached, arguments, actor, server_row, rules)
+    if plan.matches and (decision := await _decide_try(plan, is_confirmed)) is not None:
+        if decision.effect == RuleEffect.HOLD:
+            raise ConfirmationRequired(decision)
+        plan = planner.plan_denied(plan.entry, decision)
     if isinstance(plan, CallFinishedLocally):
         return await call_ledger.finish(plan.entry, plan.result)
     await call_ledger.accept(plan.entry, lambda _: None)
     plan.key = actor.id if actor.kind == "token" else None
     try:
-        return await _execute(plan, None)
+        return await execute(plan)
     finally:
         await upstream_calls.forget_session(plan.target.session)
+
+
+class ConfirmationRequired(ToolcribError):
+    """A rule holds a user's own call until the user confirms it. Nothing was sent or recorded."""
+
+    code = "confirmation_required"
+    status = 409
+
+    def __init__(self, decision: Decision) -> None:
+        message = f"The rule “{decision.rule_name}” asks for a confirmation. {decision.reason}"
+        super().__init__(message.strip(), hint="Confirm the call to send it.")
+
+
+def _load_for_try(tool: int) -> tuple[CachedTool, AgentRules | None]:
+    cached = cache.cached_tool(tool)
+    return cached, agent_rules.load_rules(Revision.current(), agent=None)
+
+
+async def _decide_try(plan: CallPlan | CallFinishedLocally, is_confirmed: bool) -> Decision | None:
+    """Decide on a user's call: a confirmation lifts every hold, as a grant does for a session."""
+    job = WriteJob(
+        lambda cursor: agent_rules.decide(cursor, plan.matches, plan.entry, lambda *_: is_confirmed)
+    )
+    return await ledger_writer.commit(job)
 
 
 # --- Plan and accept ------------------------------------------------------------------------------
 
 
-async def _plan(
+async def plan_request(
     authorization: Authorization, request: CallRequest
 ) -> CallPlan | CallFinishedLocally:
+    """Plan a call of a session; off the event loop if that takes time."""
     tool = authorization.scope.lookup(request.tool_name)
     server = tool.server_id if tool is not None else None
     server_row = await authorizations.find_server(server) if server is not None else None
@@ -133,40 +210,77 @@ async def _plan(
     return await asyncio.to_thread(planner.plan_call, authorization, request, server_row)
 
 
-async def _record_local(authorization: Authorization, plan: CallFinishedLocally) -> CallResponse:
+async def record_local(authorization: Authorization, plan: CallFinishedLocally) -> CallResponse:
     """Record a call that needed no server."""
     entry, result = plan.entry, plan.result
-    response = call_ledger.fill_in_result(entry, result)
-    is_written = await authorization.commit(
-        lambda cursor: call_ledger.write_result(cursor, entry, result, response, is_accepted=False)
-    )
-    if not is_written:
+
+    def write(cursor: LedgerCursor) -> CallResponse | Decision | None:
+        if plan.matches and (decision := _decide(cursor, plan)) is not None:
+            return decision
+        response = call_ledger.fill_in_result(entry, result)
+        is_written = call_ledger.write_result(cursor, entry, result, response, is_accepted=False)
+        return response if is_written else None
+
+    outcome = await authorization.commit(write)
+    if outcome is None:
         raise call_ledger.KeyInProgress
-    return response
+    if isinstance(outcome, Decision):
+        return await _refuse_or_hold(authorization, plan, outcome)
+    return outcome
 
 
-async def _accept(authorization: Authorization, plan: CallPlan) -> None:
-    """Commit the row of a call if its authorization is current and the agent's limit permits."""
+async def accept(authorization: Authorization, plan: CallPlan) -> Decision | None:
+    """Commit the row of a call if its authorization is current and the agent's limit permits.
+
+    Returns the decision of a rule that denies or holds the call; then no row is written.
+    """
     entry, agent = plan.entry, authorization.agent
+    entry.continues = plan.client.call_id if plan.client is not None else ""
+    is_repeated = partial(held_calls.is_repeated, plan)
 
-    def check(cursor: LedgerCursor) -> int | None:
+    def check(cursor: LedgerCursor) -> int | Decision | None:
         at, server = entry.accepted_at, entry.server_id
-        in_flight = authorization.revalidate(cursor, at, server, plan.server_row)
+        in_flight = authorization.revalidate(cursor, at, server, plan.server_row, is_repeated)
         if in_flight is None:
             return OUTDATED
-        return in_flight if in_flight >= agent.calls_in_flight else None
+        is_full = in_flight >= agent.calls_in_flight
+        if plan.matches and (decision := _decide(cursor, plan, is_full)) is not None:
+            return decision
+        return in_flight if is_full else None
 
-    in_flight = await call_ledger.accept(entry, check, agent.pk)
-    if in_flight == OUTDATED:
+    obstacle: int | Decision | None = await call_ledger.accept(entry, check, agent.pk)
+    if obstacle is None or isinstance(obstacle, Decision):
+        return obstacle
+    if obstacle == OUTDATED:
         raise Outdated
-    if in_flight is not None:
-        rate_limits.reject_concurrent_call(agent, in_flight)
+    rate_limits.reject_concurrent_call(agent, obstacle)
+
+
+def _decide(
+    cursor: LedgerCursor, plan: CallPlan | CallFinishedLocally, is_full: bool = False
+) -> Decision | None:
+    """Return the decision of a rule that denies or holds a call; otherwise use up its grants."""
+    if cursor.waits_for_answer(plan.entry):  # it was permitted before it asked its user
+        return agent_rules.decide(cursor, plan.matches, plan.entry, lambda *_: True)
+    grants = GrantCheck()
+    decision = agent_rules.decide(cursor, plan.matches, plan.entry, grants.covers)
+    if decision is None and not is_full:
+        grants.use(cursor)
+    return decision
+
+
+async def _refuse_or_hold(
+    authorization: Authorization, plan: CallPlan | CallFinishedLocally, decision: Decision
+) -> CallResponse:
+    if decision.effect == RuleEffect.HOLD:
+        return await held_calls.hold_call(authorization, plan, decision)
+    return await record_local(authorization, planner.plan_denied(plan.entry, decision))
 
 
 # --- Send ---------------------------------------------------------------------------------------
 
 
-async def _execute(plan: CallPlan, on_progress: OnProgress | None) -> CallResponse:
+async def execute(plan: CallPlan, on_progress: OnProgress | None = None) -> CallResponse:
     """Send a call and record its result, also if the caller disconnects and it is cancelled."""
     task = asyncio.create_task(_run(plan, on_progress))
     call = _InFlightCall(plan, task)
@@ -207,6 +321,8 @@ async def _send(plan: CallPlan, on_progress: OnProgress | None) -> CallOutcome:
 
     async def on_sent() -> None:
         nonlocal mark_timer
+        if plan.before_send is not None:
+            await plan.before_send()
         plan.entry.sent_at, plan.sent = timezone.now(), True
         mark_timer = asyncio.get_running_loop().call_later(
             MARK_SENT_AFTER, lambda: _run_in_background(call_ledger.mark_sent(plan.entry))
@@ -226,6 +342,8 @@ async def _send(plan: CallPlan, on_progress: OnProgress | None) -> CallOutcome:
             on_sent=on_sent,
             on_late=on_late,
             on_progress=on_progress,
+            method=plan.method,
+            client=plan.client,
         )
     finally:
         if mark_timer is not None:
@@ -259,19 +377,26 @@ def _cancelled(plan: CallPlan) -> CallOutcome:
 
 
 async def _record(plan: CallPlan, outcome: CallOutcome) -> CallResponse:
-    if outcome.state == "not_sent":
+    if outcome.state in ("not_sent", "input_required"):
         plan.entry.idempotency_key = None  # the key may be used for a retry
+    if outcome.state == "not_sent":
         plan.entry.sent_at = None
+    if outcome.serialized is not None and plan.tool.has_resources:
+        outcome = feature_results.rewrite_uris(plan.method, plan.tool.server, outcome)
     if outcome.size <= LARGE_BYTES and _is_compiled(plan.tool):
         result = _call_result(plan, outcome)
     else:
         result = await asyncio.to_thread(_call_result, plan, outcome)
     try:
-        response = await call_ledger.finish(plan.entry, result)
-    except DatabaseError:
-        logger.exception("Recording the result of call %s failed", plan.entry.call_id)
+        async with asyncio.timeout_at(_record_by(plan)):
+            if plan.record is not None:
+                response = await plan.record(result, outcome)
+            else:
+                response = await call_ledger.finish(plan.entry, result)
+    except (DatabaseError, InterfaceError, TimeoutError) as error:
+        logger.error("Recording the result of call %s failed: %s", plan.entry.call_id, error)  # noqa: TRY400
         if not plan.sent:
-            raise
+            raise DatabaseUnavailable(error) from None
         raise ToolcribError(
             "The call was sent, but its result could not be recorded.",
             hint=CHECK_BEFORE_RETRY,
@@ -280,6 +405,12 @@ async def _record(plan: CallPlan, outcome: CallOutcome) -> CallResponse:
         ) from None
     if outcome.code == "key_revoked":
         raise key_revocation.KeyRevoked
+    if outcome.state == "input_required":
+        return replace(
+            response, input_requests=outcome.input_requests, request_state=outcome.request_state
+        )
+    if outcome.rpc_code:
+        return replace(response, rpc_code=outcome.rpc_code)
     if outcome.state == "not_sent" and outcome.code in ("busy", "stopping"):
         raise ToolcribError(
             outcome.message,
@@ -289,6 +420,13 @@ async def _record(plan: CallPlan, outcome: CallOutcome) -> CallResponse:
             details={"retry_after": 1},
         )
     return response
+
+
+def _record_by(plan: CallPlan) -> float | None:
+    """Return when a caller is answered whether its result is recorded or not."""
+    if plan.answer_by is None:
+        return None
+    return max(plan.answer_by, asyncio.get_running_loop().time() + RECORD_SECONDS)
 
 
 def _call_result(plan: CallPlan, outcome: CallOutcome) -> CallResult:
@@ -304,11 +442,20 @@ def _call_result(plan: CallPlan, outcome: CallOutcome) -> CallResult:
             content,
             structured,
             outcome.meta,
-            tokens=_count_tokens(content, structured),
+            tokens=(
+                _count_tokens(content, structured)
+                if plan.method == TOOLS_CALL
+                else feature_results.count_tokens(content)
+            ),
             code="tool_error" if outcome.is_error else "",
             message=f"{plan.tool.name} returned an error." if outcome.is_error else "",
             encoded=outcome.serialized,
             large=outcome.size > LARGE_BYTES,
+        )
+    if outcome.state == "input_required":
+        text = f"{plan.tool.name} asks the user of the client for input."
+        return CallResult.of_text(
+            CallState.SUCCEEDED, text, is_error=False, code="input_required", message=text
         )
     state = outcome.state
     if state == "not_sent":

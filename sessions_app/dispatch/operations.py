@@ -5,6 +5,7 @@ As calls (dispatcher.py): planned from the authorization, in a thread, and commi
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -17,6 +18,7 @@ from sessions_app.sessions import search as session_search
 from sessions_app.sessions.loading import LoadResult, SessionLoads
 from sessions_app.sessions.search import SessionQuery, SessionSearch, ToolDetails
 from toolcrib.lib.payloads import check_value
+from toolcrib.lib.telemetry import metrics, tracing
 
 T = TypeVar("T")
 Write = Callable[[LedgerCursor], None]
@@ -34,34 +36,70 @@ _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = W
 
 async def search(caller: Caller, query: SessionQuery) -> SessionSearch:
     """Search the tools of a session; with `load`, also load the hits."""
+    if not tracing.enabled:
+        return await _search(caller, query)
+    attributes = {"mcp.method.name": "tools/call", "gen_ai.tool.name": "search_tools"}
+    with tracing.server_span("tools/call search_tools", attributes) as span:
+        found = await _search(caller, query)
+        span.set_attribute("toolcrib.search.strategy", found.result.strategy)
+        span.set_attribute("toolcrib.search.hits", len(found.result.hits))
+        return found
+
+
+async def _search(caller: Caller, query: SessionQuery) -> SessionSearch:
     counted_limit = None  # that the search was counted against
 
     def plan(authorization: Authorization) -> Planned[SessionSearch]:
-        found = session_search.search_session(authorization, query, authorization.is_shown)
+        found = session_search.search_session(authorization, query, authorization.is_loaded)
         return found, found.write, found.loads
 
     async def attempt(authorization: Authorization) -> SessionSearch:
         nonlocal counted_limit
+        if tracing.enabled:
+            tracing.annotate(authorization.trace_attributes)
         check_value(query.texts, "")
         counted_limit = await rate_limits.count_once(authorization.agent, "searches", counted_limit)
         return await _plan_and_commit(plan, authorization)
 
-    return await run_authorized(caller, attempt)
+    started = time.monotonic()
+    found = await run_authorized(caller, attempt)
+    if metrics.enabled:
+        _count_search(found, time.monotonic() - started)
+    if found.error is not None:
+        raise found.error
+    return found
 
 
-async def load(caller: Caller, group_id: str, names: Sequence[str] | None) -> LoadResult:
-    """Load all tools of a group, or those named."""
+def _count_search(found: SessionSearch, seconds: float) -> None:
+    outcome = "refused" if found.error else "found" if found.result.hits else "empty"
+    changes = metrics.observed("toolcrib_search_duration_seconds", seconds)
+    metrics.record((metrics.counted("toolcrib_searches", outcome), *changes))
+
+
+async def load(
+    caller: Caller,
+    group_id: str,
+    names: Sequence[str] | None,
+    *,
+    confirmed: bool = False,
+    as_signatures: bool = False,
+) -> LoadResult:
+    """Load all tools of a group, or those named. A large group needs a confirmation."""
 
     def plan(authorization: Authorization) -> Planned[LoadResult]:
         check_value({"group_id": group_id, "tool_names": names}, "")
         loads = SessionLoads(authorization)
-        return loads.load(group_id, names), loads.write, loads
+        result = loads.load(group_id, names, confirmed=confirmed, as_signatures=as_signatures)
+        return result, loads.write, loads
 
     # One at a time in a session: each would be outdated by the one before it.
     session = await caller.find_session(renew=False)
     key = asyncio.get_running_loop(), caller.digest, session
     async with _load_locks.setdefault(key, asyncio.Lock()):
-        return await _run_charged(caller, plan, lambda result: result.size)
+        loaded = await _run_charged(caller, plan, lambda result: result.size)
+    if loaded.refusal is not None:
+        raise loaded.refusal
+    return loaded
 
 
 async def details(caller: Caller, name: str, detail: str) -> ToolDetails:
@@ -70,7 +108,7 @@ async def details(caller: Caller, name: str, detail: str) -> ToolDetails:
     def plan(authorization: Authorization) -> Planned[ToolDetails]:
         check_value(name, "/name")
         found = session_search.tool_details(authorization, name, detail)
-        return found, found.write, None
+        return found, found.write, found.loads
 
     found = await _run_charged(caller, plan, lambda found: len(found.text))
     if found.error is not None:
@@ -97,8 +135,7 @@ async def _run_charged(caller: Caller, plan: Plan[T], size_of: Callable[[T], int
 async def _plan_and_commit(plan: Plan[T], authorization: Authorization) -> T:
     def plan_with_successor(authorization: Authorization) -> tuple[T, Write, Authorization | None]:
         result, write, loads = plan(authorization)
-        is_changed = loads is not None and loads.version != authorization.loads_version
-        return result, write, authorization.after(loads) if loads and is_changed else None
+        return result, write, authorization.after(loads) if loads and loads.is_changed else None
 
     result, write, successor = await _run_with_slot(plan_with_successor, authorization)
     await authorization.commit(write, successor)

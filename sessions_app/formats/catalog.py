@@ -17,7 +17,7 @@ from sessions_app.models import Agent, AgentSession, Mode
 from sessions_app.sessions import lifecycle, scope
 from sessions_app.sessions import surface as session_surface
 from sessions_app.sessions.schemas import FormatIn
-from sessions_app.sessions.surface import Surface
+from sessions_app.sessions.snapshots import Surface, surface_of
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.json_codec import canonical, digest, join_members
 
@@ -25,6 +25,7 @@ NATIVE_HEADER = (
     "Most of your tools are not shown until you search for them. Search in words for what you "
     "want to do, then call what was found by its name. The tools are in these groups:"
 )
+KEPT_META_TOOLS = ("run_script", "check_call")  # what no provider has of its own
 DEFAULT_HEADERS = (rendering.DISPATCH_HEADER, rendering.INJECT_HEADER)
 
 
@@ -47,7 +48,7 @@ def session_catalog(session: AgentSession, options: FormatIn) -> str:
     if options.native:
         return canonical(native_catalog(session.snapshot, options, session.session_id))
     text, tokens, left_out = session_surface.catalog_text(session)
-    surface = session_surface.surface_of(session.snapshot)
+    surface = surface_of(session.snapshot)
     return _format_body(options.format, text, session_surface.tools_array(session), {
         "mode": session.mode,
         "strategy": session.strategy,
@@ -63,7 +64,7 @@ def preview_catalog(agent: Agent, options: FormatIn) -> str:
     snapshot = lifecycle.preview_snapshot(agent)
     if options.native:
         return canonical(native_catalog(snapshot, options))
-    surface = session_surface.surface_of(snapshot)
+    surface = surface_of(snapshot)
     return _format_body(options.format, snapshot.text, surface.tools, {
         "revision": scope.scope_of_agent(agent).revision,
         "tokens": snapshot.tokens,
@@ -89,22 +90,30 @@ def native_catalog(
 ) -> dict[str, Any]:
     """Return the system text, the tools array and other fields of the provider's native form."""
     search = native.resolve_search(options.format, options.search)
-    surface = session_surface.surface_of(snapshot)
+    surface = surface_of(snapshot)
     preloaded = set(surface.preloaded)
     tools_by_name = session_surface.all_tools(snapshot)
     offers = [Offer(tool, name in preloaded) for name, tool in tools_by_name.items()]
+    if not options.toolset:  # the endpoint lists them itself
+        offers += [Offer(tool, True) for tool in surface.tools if tool["name"] in KEPT_META_TOOLS]
     text = _text(surface, offers)
     client_search = rendering.meta_tools("dispatch")[0]
     if options.toolset:
         lists_all = surface.mode == Mode.FULL
+        if not settings.PUBLIC_URL.startswith("https://"):
+            raise Invalid(
+                f"Anthropic's MCP connector needs an https address; this is {settings.PUBLIC_URL}.",
+                hint="Set TOOLCRIB_PUBLIC_URL to an https address that Anthropic can reach, or "
+                "omit toolset.",
+                code="toolset_needs_https",
+            )
         url = f"{settings.PUBLIC_URL}/mcp" + (f"/{session_id}" if session_id else "")
         connector = native.anthropic_connector(offers, search, url, lists_all=lists_all)
         return {"system": text if lists_all else snapshot.text} | connector
     if options.format == "anthropic":
         return {"system": text, "tools": native.anthropic_tools(offers, search, client_search)}
     tools = native.responses_tools(offers, surface.groups, search, client_search)
-    # With server-side search, the namespaces in the array describe the groups.
-    return {"system": text if search == "client" else "", "tools": tools}
+    return {"system": text, "tools": tools}
 
 
 def _text(surface: Surface, offers: list[Offer]) -> str:
@@ -130,8 +139,10 @@ def search_response(
     if format_ == "anthropic":
         known = {**surface.pins, **surface.deferred}
         return native.tool_references(names, known, response["message"], call_id)
+    fields = {"name": "name", "description": "description", "schema": "parameters"}
+    fields["input_examples"] = "input_examples"
     tools = [
-        {"name": tool["name"], "description": tool["description"], "parameters": tool["schema"]}
+        {field: tool[name] for name, field in fields.items() if name in tool}
         for tool in response["tools"]
     ]
     offers = [Offer(tool, preloaded=False) for tool in tools]

@@ -18,6 +18,8 @@ MAX_REFERENCES = 5
 SEARCHES = {"anthropic": ("regex", "bm25", "client"), "openai-responses": ("server", "client")}
 CONNECTOR_BETA = "mcp-client-2025-11-20"
 SERVER_NAME = "toolcrib"
+MAX_NAMESPACE_DESCRIPTION = 500  # characters, unless the group's own description is longer
+NAMESPACE_MARGIN = 40  # characters of it for the words around the names
 KEY_PLACEHOLDER = "${TOOLCRIB_KEY}"  # responses contain no keys; the caller inserts its own
 
 
@@ -149,11 +151,27 @@ def namespaces(offers: Sequence[Offer], groups: Sequence[GroupLine]) -> list[Too
             namespace = {
                 "type": "namespace",
                 "name": safe_names[line.group_id],
-                "description": f"{line.display_name}: {line.description}".removesuffix(": "),
+                "description": _describe(line),
                 "tools": [_function(offer) for offer in members],
             }
             tools.append(namespace)
     return tools + [_function(offer) for offer in remaining.values()]
+
+
+def _describe(line: GroupLine) -> str:
+    """Say what a namespace holds: a model sees this and no tool until it searches."""
+    head = f"{line.display_name}: {line.description}".removesuffix(": ").rstrip(".")
+    shown: list[str] = []
+    room = MAX_NAMESPACE_DESCRIPTION - len(head)
+    for name in line.names:
+        room -= len(name) + 2
+        if room < NAMESPACE_MARGIN:
+            break
+        shown.append(name)
+    if not shown:
+        return head
+    more = len(line.names) - len(shown)
+    return f"{head}. Tools: {', '.join(shown)}" + (f", … {more} more." if more else ".")
 
 
 def _function(offer: Offer) -> ToolObject:

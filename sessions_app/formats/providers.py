@@ -11,6 +11,7 @@ from typing import Any
 
 import jsonschema_rs
 
+from catalog.rendering import described_with_examples
 from toolcrib.lib.json_codec import canonical
 
 ToolObject = dict[str, Any]
@@ -74,16 +75,19 @@ def _drop_dialect(schema: dict[str, Any]) -> bool:
 
 
 def _tool(tool: ToolObject, **fields: Any) -> ToolObject:
-    return {"name": tool["name"], "description": tool["description"], **fields}
+    return {"name": tool["name"], "description": described_with_examples(tool), **fields}
 
 
 def anthropic(tool: ToolObject) -> ToolObject:
-    return _tool(tool, input_schema=relax_schema(tool["parameters"], "anthropic"))
+    schema = relax_schema(tool["parameters"], "anthropic")
+    fields = {"name": tool["name"], "description": tool["description"], "input_schema": schema}
+    examples = tool.get("input_examples")
+    return fields | {"input_examples": examples} if examples else fields
 
 
 def _openai(tool: ToolObject) -> ToolObject:
     parameters = relax_schema(tool["parameters"], "openai")
-    description = tool["description"]
+    description = described_with_examples(tool)
     if len(description) > OPENAI_MAX_DESCRIPTION:
         # Move the excess to the schema's description, which has no such limit.
         cut = OPENAI_MAX_DESCRIPTION - 1
@@ -105,7 +109,7 @@ def _gemini(tool: ToolObject) -> ToolObject:
     name = tool["name"]
     # Gemini rejects a leading digit or dash. The client removes the "_" from calls.
     safe_name = name if name[:1].isalpha() or name[:1] == "_" else f"_{name}"
-    return _tool(tool, parameters_json_schema=tool["parameters"]) | {"name": safe_name}
+    return _tool(tool, parametersJsonSchema=tool["parameters"]) | {"name": safe_name}
 
 
 CONVERTERS: dict[str, Callable[[ToolObject], ToolObject]] = {
@@ -122,5 +126,6 @@ def convert_tools(format_: str, tools: Sequence[ToolObject]) -> list[ToolObject]
     """Return the tools array in a provider's format."""
     converted = [CONVERTERS[format_](tool) for tool in tools]
     if format_ == "gemini":
-        return [{"function_declarations": converted}] if converted else []
+        # The JavaScript SDK reads only camel case; the Python SDK reads both.
+        return [{"functionDeclarations": converted}] if converted else []
     return converted

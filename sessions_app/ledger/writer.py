@@ -4,10 +4,10 @@ Building these queries with the ORM takes twenty times as long as running them. 
 `CallRow` until it is written; all other code reads `models.Call`.
 
 A call waits until its own rows are committed, but shares the transaction with other calls. On
-SQLite the event loop itself writes what was queued during one of its turns, as long as nobody else
-writes: a switch to another thread and back takes longer than the commit. Otherwise a thread writes.
-Without a running writer, as in a command or a test, the caller's own thread reads and writes. A job
-is a function of a cursor. If a job raises, the batch is rolled back and each job is retried alone.
+SQLite the event loop itself writes what was queued during one of its turns, or at once what comes
+alone, as long as nobody else writes: a switch to another thread takes longer than the commit.
+Otherwise a thread writes. Without a running writer, as in a command or a test, the caller's own
+thread reads and writes. If a job (a function of a cursor) raises, each is retried alone.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -49,9 +49,13 @@ from sessions_app.models import (
     Expansion,
     ShownDefinition,
 )
+from sessions_app.models.encryption import encrypt_text
 from toolcrib.lib.db_threads import run_in_db_thread
 from toolcrib.lib.errors import ToolcribError
-from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.figures import CODES_WITH_SCHEMA
+from toolcrib.lib.payloads import redacted_json
+from toolcrib.lib.telemetry import metrics
+from toolcrib.lib.telemetry.metrics import Series
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +63,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 MAX_BATCH = 64  # jobs in one transaction
 MAX_QUEUED = 2_000
-RETRY_SECONDS = 10.0  # how long a call's result is retried while the database is unavailable
+RETRY_SECONDS = 10.0  # how long a caller waits for its result while the database is unavailable
+KEEP_SECONDS = 600.0  # how long the result is kept for the ledger after that
 RETRY_INTERVAL = 0.1
 STALE_CONNECTION_SECONDS = 1.0  # a failure that takes longer is not due to a stale connection
 # A commit on the event loop that takes longer is followed by a pause, in which the thread writes.
@@ -70,7 +75,7 @@ Row = tuple[Any, ...]
 
 @dataclass(slots=True)
 class CallRow:
-    """One row of the ledger before it is written. The fields are the columns of models.Call."""
+    """One row of the ledger before it is written. Most fields are columns of models.Call."""
 
     call_id: str
     tool_name: str
@@ -82,6 +87,7 @@ class CallRow:
     holder: str
     session_id: int | None = None
     agent_id: int | None = None
+    run_id: int | None = None  # of the script that made the call
     actor: str = ""
     request_digest: str = ""
     state: str = CallState.ACCEPTED.value
@@ -101,6 +107,8 @@ class CallRow:
     error_message: str = ""
     note: str = ""
     pk: int | None = None
+    storage: str = "masked"  # of arguments and result: nothing, masked or all
+    continues: str = ""  # id of the call that asked the user what this request answers
 
     @classmethod
     def from_model(cls, call: Call) -> "CallRow":
@@ -108,9 +116,8 @@ class CallRow:
 
     @property
     def duration_ms(self) -> int:
-        if self.finished_at is None:
-            return 0
-        return round((self.finished_at - self.accepted_at).total_seconds() * 1000)
+        end = self.finished_at or self.accepted_at
+        return round((end - self.accepted_at).total_seconds() * 1000)
 
 
 @dataclass(slots=True)
@@ -125,21 +132,38 @@ class ExpansionRow:
     sequence: int
 
 
-COLUMNS = tuple(field.name for field in fields(CallRow) if field.name != "pk")
+NOT_COLUMNS = ("pk", "storage", "continues")
+COLUMNS = tuple(field.name for field in fields(CallRow) if field.name not in NOT_COLUMNS)
 RESULT_COLUMNS = (
     *("state", "is_error", "sent_at", "finished_at", "tokens", "error_code", "error_message"),
     *("result_bytes", "result_sha256", "result_copy", "idempotency_key"),
 )
 read_columns, read_result_columns = attrgetter(*COLUMNS), attrgetter(*RESULT_COLUMNS)
+# The encrypted columns, in the values of a new row and of a result.
+PAYLOAD_POSITIONS = COLUMNS.index("arguments"), COLUMNS.index("result_copy")
+RESULT_POSITIONS = (RESULT_COLUMNS.index("result_copy"),)
 AGENT, SESSION, CALL, ANSWER, EVENT, EXPANSION, SHOWN = (
     model._meta.db_table
     for model in (Agent, AgentSession, Call, CallAnswer, Event, Expansion, ShownDefinition)
 )
 
 
+def _encrypted(values: Row, positions: tuple[int, ...]) -> list[Any]:
+    encrypted = list(values)
+    for position in positions:
+        encrypted[position] = encrypt_text(values[position])
+    return encrypted
+
+
 @lru_cache(maxsize=64)
 def _as_sqlite(sql: str) -> str:
     return sql.replace("%s", "?")
+
+
+@lru_cache(maxsize=16)  # a call writes each of its times in several statements
+def _encode_time(value: datetime) -> str:
+    """Return a time as SQLite stores it: in UTC, without the offset."""
+    return value.isoformat(" ", "microseconds")[:26]
 
 
 class LedgerCursor:
@@ -150,15 +174,13 @@ class LedgerCursor:
         self.is_sqlite = connection.vendor == "sqlite"
         # The driver's cursor: Django's cursor rewrites and logs each statement.
         self._cursor: Any = connection.connection.cursor()
+        self._connection = connection
+        self.counted: list[tuple[Series, float]] = []  # metrics of rows that are not committed yet
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> Any:
         if self.is_sqlite:
             sql = _as_sqlite(sql)
-            # A time is stored in UTC, without the offset.
-            values = [
-                value.isoformat(" ", "microseconds")[:26] if isinstance(value, datetime) else value
-                for value in values
-            ]
+            values = [_encode_time(value) if type(value) is datetime else value for value in values]
         return self._cursor.execute(sql, values)
 
     def fetch_one(self, sql: str, values: Sequence[Any] = ()) -> Row | None:
@@ -172,13 +194,11 @@ class LedgerCursor:
 
     def now(self) -> datetime:
         """Return the current time of the database's clock."""
-        row = self.fetch_one("SELECT CURRENT_TIMESTAMP")
-        time = self.decode_time(row[0]) if row else None
-        assert time is not None  # noqa: S101 - the statement always returns a row
-        return time
+        (value,) = self.execute("SELECT CURRENT_TIMESTAMP").fetchone()
+        return self.decode_time(value) or timezone.now()
 
     def lock_session(self, session: int) -> None:
-        """Lock a session's row until commit, so that its loads are written serially."""
+        """Lock a session's row until commit, so that what it did is written serially."""
         if not self.is_sqlite:
             self.execute(f"SELECT id FROM {SESSION} WHERE id = %s FOR UPDATE", (session,))  # noqa: S608
 
@@ -191,20 +211,50 @@ class LedgerCursor:
             sql = f"SELECT id FROM {AGENT} WHERE id IN ({_placeholders(len(agents))}) "  # noqa: S608
             self.execute(sql + "ORDER BY id FOR NO KEY UPDATE", agents)
 
+    def count(self, *changes: tuple[Series, float]) -> None:
+        """Add to metrics once the rows are committed."""
+        if self._connection.in_atomic_block:
+            transaction.on_commit(partial(metrics.record, changes), using=self._connection.alias)
+        else:
+            self.counted += changes
+
     # --- Calls --------------------------------------------------------------------------------
 
     def insert(self, entry: CallRow) -> bool:
         """Insert a new row; return False if its idempotency key is already used."""
-        row = self.fetch_one(INSERT_CALL, read_columns(entry))
+        row = self.fetch_one(INSERT_CALL, _encrypted(read_columns(entry), PAYLOAD_POSITIONS))
         entry.pk = row[0] if row else None
         return row is not None
+
+    def waits_for_answer(self, entry: CallRow) -> bool:
+        """Return whether the call that this request continues waits for its user's answer."""
+        values = entry.continues, entry.session_id
+        return bool(entry.continues) and self.fetch_one(FIND_ASKING, values) is not None
+
+    def reopen(self, entry: CallRow) -> bool:
+        """Continue the call that asked the user; return False if it does not wait for an answer.
+
+        Its row, its event and its place in the session's figures are this request's from now on.
+        """
+        if not self.waits_for_answer(entry) or entry.session_id is None:
+            return False
+        keys = (entry.agent_id, entry.idempotency_key)
+        values = (entry.deadline, entry.holder, entry.idempotency_key, entry.continues, *keys)
+        if (row := self.fetch_one(REOPEN_CALL, values)) is None:
+            return False
+        entry.pk, accepted_at = row
+        entry.call_id, entry.implicit_load = entry.continues, False  # which is recorded
+        entry.accepted_at = self.decode_time(accepted_at) or entry.accepted_at
+        self.increment(entry.session_id, timezone.now(), {"calls": -1})
+        self.execute(DELETE_EVENT, (entry.pk, str(EventKind.CALLED)))
+        return True
 
     def finish(self, entry: CallRow) -> bool:
         """Write a call's result, and return whether the call was still open.
 
         A call that recovery has marked `unknown` is overwritten with its actual result.
         """
-        values = (*read_result_columns(entry), entry.pk)
+        values = _encrypted((*read_result_columns(entry), entry.pk), RESULT_POSITIONS)
         was_open: bool = self.execute(FINISH_OPEN_CALL, values).rowcount > 0
         if not was_open:
             self.execute(FINISH_CALL, values)
@@ -214,7 +264,7 @@ class LedgerCursor:
         self.execute(MARK_SENT, (entry.sent_at, entry.pk))
 
     def store_answer(self, call: int, body: str, now: datetime) -> None:
-        self.execute(STORE_ANSWER, (call, body, now))
+        self.execute(STORE_ANSWER, (call, encrypt_text(body), now))
 
     def set_shown_definition(self, session: int, tool: int, definition: int, override: str) -> None:
         """Record the definition of a tool that the session was last shown."""
@@ -225,17 +275,13 @@ class LedgerCursor:
         """Return what a session has loaded, in the order of its groups."""
         rows = self.execute(READ_EXPANSIONS, (session,)).fetchall()
         return [
-            ExpansionRow(
-                session, group_id, _decode_json(names), _decode_json(listed), pins, sequence
-            )
-            for group_id, names, listed, pins, sequence in rows
+            ExpansionRow(session, group, _decode_json(names), _decode_json(listed), pins, sequence)
+            for group, names, listed, pins, sequence in rows
         ]
 
     def save_expansion(self, row: ExpansionRow) -> None:
-        names, listed = (
-            None if value is None else json.dumps(value) for value in (row.names, row.listed)
-        )
-        values = (row.session_id, row.group_id, names, listed, row.pins, row.sequence)
+        lists = (None if value is None else json.dumps(value) for value in (row.names, row.listed))
+        values = (row.session_id, row.group_id, *lists, row.pins, row.sequence)
         self.execute(SAVE_EXPANSION, values)
 
     def insert_event(
@@ -250,6 +296,7 @@ class LedgerCursor:
         tokens: int = 0,
         details: str = "{}",
     ) -> None:
+        """Append an event. The caller has locked the session or has it updated."""
         names = tool_name[:200], group_id[:80]
         self.execute(INSERT_EVENT, (session, at, str(kind), *names, tokens, details, call))
 
@@ -271,10 +318,19 @@ INSERT_CALL = (
     f"INSERT INTO {CALL} ({', '.join(COLUMNS)}) VALUES ({_placeholders(len(COLUMNS))}) "  # noqa: S608
     "ON CONFLICT (agent_id, idempotency_key) DO NOTHING RETURNING id"
 )
+ASKING = "call_id = %s AND state = 'succeeded' AND error_code = 'input_required'"
+FIND_ASKING = f"SELECT 1 FROM {CALL} WHERE {ASKING} AND session_id = %s"  # noqa: S608
+REOPEN_CALL = (
+    f"UPDATE {CALL} SET state = 'accepted', deadline = %s, holder = %s, idempotency_key = %s, "  # noqa: S608
+    f"sent_at = NULL, finished_at = NULL, error_code = '', error_message = '' WHERE {ASKING} "
+    f"AND NOT EXISTS (SELECT 1 FROM {CALL} used WHERE used.agent_id = %s "
+    "AND used.idempotency_key = %s) RETURNING id, accepted_at"
+)
+DELETE_EVENT = f"DELETE FROM {EVENT} WHERE call_id = %s AND kind = %s"  # noqa: S608
 FINISH_CALL = (
     f"UPDATE {CALL} SET {', '.join(f'{name} = %s' for name in RESULT_COLUMNS)} WHERE id = %s"  # noqa: S608
 )
-FINISH_OPEN_CALL = f"{FINISH_CALL} AND state IN ('accepted', 'sent')"
+FINISH_OPEN_CALL = f"{FINISH_CALL} AND state IN ('accepted', 'sent', 'held', 'approved')"
 MARK_SENT = f"UPDATE {CALL} SET state = 'sent', sent_at = %s WHERE id = %s AND state = 'accepted'"  # noqa: S608
 STORE_ANSWER = (
     f"INSERT INTO {ANSWER} (call_id, body, created_at) VALUES (%s, %s, %s) "  # noqa: S608
@@ -309,7 +365,7 @@ def _increment_sql(columns: tuple[str, ...]) -> str:
     return f"UPDATE {SESSION} SET last_used_at = %s{assignments} WHERE id = %s"  # noqa: S608
 
 
-# The session column to which an event's tokens are added.
+# The session column to which an event's tokens are added; see also `token_column`.
 TOKEN_COLUMNS = {
     EventKind.OPENED: "tokens_catalog",
     EventKind.SEARCHED: "tokens_search",
@@ -317,7 +373,16 @@ TOKEN_COLUMNS = {
     EventKind.LOADED: "tokens_load",
     EventKind.CALLED: "tokens_call",
     EventKind.REFUSED: "tokens_call",
+    EventKind.HELD: "tokens_call",
+    EventKind.SCRIPT: "tokens_call",
 }
+
+
+def token_column(kind: str, code: object = "") -> str | None:
+    """Return the session column of an event's tokens; an error with a schema is a definition."""
+    if kind == EventKind.REFUSED and code in CODES_WITH_SCHEMA:
+        return "tokens_load"
+    return TOKEN_COLUMNS.get(EventKind(kind))
 
 
 def write_event(
@@ -333,10 +398,21 @@ def write_event(
     at: datetime | None = None,
     **increments: int,
 ) -> None:
-    """Append an event and add its tokens; `increments` are added to other session columns."""
+    """Append an event and add its tokens; `increments` are added to other session columns.
+
+    The session's row comes first: it is locked until commit, so that the numbers of a session's
+    events grow in the order of their commits, which event streams rely on.
+    """
     at = at or timezone.now()
-    if tokens and kind in TOKEN_COLUMNS:
-        increments[TOKEN_COLUMNS[kind]] = tokens
+    column = token_column(kind, details.get("code") if details else "")
+    if tokens and column is not None:
+        increments[column] = tokens
+        if metrics.enabled:
+            part = metrics.TOKEN_PARTS[column]
+            cursor.count(metrics.counted("toolcrib_tokens", part, by=tokens))
+    if kind == EventKind.SCRIPT and details and metrics.enabled:
+        cursor.count(*_script_counts(details))
+    cursor.increment(session, at, increments)
     cursor.insert_event(
         session,
         kind,
@@ -345,9 +421,16 @@ def write_event(
         group_id=group_id,
         call=call,
         tokens=tokens,
-        details=canonical(details) if details else "{}",
+        details=redacted_json(details) if details else "{}",
     )
-    cursor.increment(session, at, increments)
+
+
+def _script_counts(details: Mapping[str, object]) -> Iterator[tuple[Series, float]]:
+    """Yield the metrics of a script that ended."""
+    yield metrics.counted("toolcrib_scripts", str(details.get("state")))
+    for name, key in (("calls", "calls"), ("tokens_spared", "spared")):
+        value = details.get(key)
+        yield metrics.counted(f"toolcrib_script_{name}", by=value if isinstance(value, int) else 0)
 
 
 # --- Batches --------------------------------------------------------------------------------------
@@ -372,6 +455,9 @@ class WriteJob(Generic[T]):
     agent: int = 0  # locked first, so that the agent's calls in flight are counted serially
     must_commit: bool = False  # a call's result: retried while the database is unavailable
     on_abandoned: Callable[[T], None] | None = None  # gets the result if the caller has left
+    on_unavailable: Callable[[], None] | None = None  # the database failed, perhaps after a commit
+    failed_at: float | None = None  # first failure of a result
+    answered: bool = False  # the caller of a result was told that it is not written
     done: "asyncio.Future[T] | None" = field(default=None, repr=False)
 
 
@@ -410,7 +496,10 @@ class BatchWriter:
     def __init__(self, loop: asyncio.AbstractEventLoop, loop_writer: LoopWriter | None) -> None:
         self._loop, self._loop_writer = loop, loop_writer
         self._loop_queue: list[WriteJob[Any]] = []  # for the next turn of the event loop
+        self._turn_jobs = 0  # submitted in this turn
+        self._is_calm = True  # the last turn had one job: the first is written without a wait
         self._queue: deque[WriteJob[Any]] = deque()
+        self._unwritten: deque[WriteJob[Any]] = deque()  # results that wait for the database
         self._wakeups = threading.Semaphore(0)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
@@ -423,23 +512,25 @@ class BatchWriter:
         if len(self._queue) >= MAX_QUEUED and not job.must_commit:
             raise QueueFull("The ledger queue is full.")
         loop = asyncio.get_running_loop()
-        job.done = loop.create_future()
+        done: asyncio.Future[T] = loop.create_future()
+        job.done = done
         # Threads that compute would take the GIL at every statement of the event loop.
         if self._loop_writer is not None and loop is self._loop and not _threads_running:
-            if not self._loop_queue:
-                self._loop.call_soon(self._write_on_loop)
+            self._turn_jobs += 1
+            if self._turn_jobs == 1:
+                loop.call_soon(self._end_turn)
+                if self._is_calm and (results := self._write_on_loop([job])) is not None:
+                    result: T = results[0]
+                    return result
             self._loop_queue.append(job)
         else:
             self._enqueue(job)
         try:
-            return await job.done
+            return await done
         except asyncio.CancelledError:
             # The caller may be cancelled after the result was set and before it was delivered.
-            succeeded = (
-                job.done.done() and not job.done.cancelled() and job.done.exception() is None
-            )
-            if succeeded and job.on_abandoned is not None:
-                job.on_abandoned(job.done.result())
+            if job.on_abandoned and done.done() and not done.cancelled() and not done.exception():
+                job.on_abandoned(done.result())
             raise
 
     def _enqueue(self, job: WriteJob[Any]) -> None:
@@ -447,17 +538,22 @@ class BatchWriter:
         self._queue.append(job)
         self._wakeups.release()
 
-    def _write_on_loop(self) -> None:
-        assert self._loop_writer is not None  # noqa: S101 - checked by submit
+    def _end_turn(self) -> None:
+        """Write what was queued during one turn of the event loop."""
+        self._is_calm, self._turn_jobs = self._turn_jobs == 1, 0
         jobs, self._loop_queue = self._loop_queue, []
         for start in range(0, len(jobs), MAX_BATCH):
             batch = jobs[start : start + MAX_BATCH]
-            results = None if self._queue else self._loop_writer.write(batch)
-            if results is None:
-                for job in batch:
-                    self._enqueue(job)
-            else:
-                _resolve([(job, result, None) for job, result in zip(batch, results, strict=True)])
+            results = self._write_on_loop(batch)
+            _resolve(
+                [(job, result, None) for job, result in zip(batch, results or (), strict=False)]
+            )
+            for job in batch if results is None else ():
+                self._enqueue(job)
+
+    def _write_on_loop(self, batch: list[WriteJob[Any]]) -> list[Any] | None:
+        assert self._loop_writer is not None  # noqa: S101 - checked by submit
+        return None if self._queue else self._loop_writer.write(batch)
 
     def stop(self) -> None:
         """Write the queued jobs, then stop the thread."""
@@ -466,18 +562,21 @@ class BatchWriter:
         self._thread.join(5)
         if self._loop_writer is not None:
             self._loop_writer.close()
-        unwritten = [self._queue.popleft() for _ in range(len(self._queue))]
+        unwritten = [*self._queue, *self._unwritten]
+        self._queue.clear()
         _deliver((job, None, QueueFull("Toolcrib is stopping.")) for job in unwritten)
 
     def _run(self) -> None:
         try:
             while True:
-                self._wakeups.acquire()
-                batch = self._take_batch()
+                interval = RETRY_INTERVAL if self._unwritten else None
+                batch = self._take_batch() if self._wakeups.acquire(timeout=interval) else []
                 if batch:
                     self._write_safely(batch)
-                elif self._stopping:
-                    return
+                else:
+                    self._write_unwritten()
+                    if self._stopping:
+                        return
         finally:
             connection.close()
 
@@ -490,52 +589,80 @@ class BatchWriter:
     def _write_safely(self, batch: list[WriteJob[Any]]) -> None:
         """Write a batch and survive any error: without this thread every call would hang."""
         try:
-            _write(batch)
+            self._unwritten += _write(batch)
         except Exception as error:
             logger.exception("Ledger writer failed")
             _deliver([(job, None, error) for job in batch])
+
+    def _write_unwritten(self) -> None:
+        """Write results that failed, one by one, until one fails again: it goes to the end."""
+        while self._unwritten and not self._queue:
+            before = len(self._unwritten)
+            self._write_safely([self._unwritten.popleft()])
+            if len(self._unwritten) == before:
+                return
 
 
 Outcome = tuple[WriteJob[Any], Any, BaseException | None]
 
 
-def _write(batch: list[WriteJob[Any]]) -> None:
-    """Write a batch in one transaction; if a job is at fault, write each job alone."""
+def _write(batch: list[WriteJob[Any]]) -> list[WriteJob[Any]]:
+    """Write a batch in one transaction; if a job is at fault, write each job alone.
+
+    Returns the results of calls to write later, since the database is unavailable.
+    """
     try:
-        results = _write_with_retries(batch)
+        results = _write_with_retry(batch)
     except (OperationalError, InterfaceError) as error:
         # The database is unavailable, locked or full: writing each job alone would fail as well.
-        _deliver([(job, None, error) for job in batch])
+        return _keep_results(batch, error)
     except Exception as error:  # noqa: BLE001 - delivered to the callers
         _close_connection(error)
-        if len(batch) == 1:
-            _deliver([(batch[0], None, error)])
-        for job in batch if len(batch) > 1 else ():
-            _write([job])
+        if len(batch) > 1:
+            return [unwritten for job in batch for unwritten in _write([job])]
+        _deliver([(batch[0], None, error)])
     else:
         _deliver([(job, result, None) for job, result in zip(batch, results, strict=True)])
+    return []
 
 
-def _write_with_retries(batch: list[WriteJob[Any]]) -> list[Any]:
-    """Retry once on a new connection, since the old one may be stale.
+def _write_with_retry(batch: list[WriteJob[Any]]) -> list[Any]:
+    """Retry once on a new connection, since the old one may be stale."""
+    started = time.monotonic()
+    try:
+        return write_batch(batch)
+    except (OperationalError, InterfaceError) as error:
+        _close_connection(error)
+        if time.monotonic() - started > STALE_CONNECTION_SECONDS:
+            raise
+    try:
+        return write_batch(batch)
+    except (OperationalError, InterfaceError) as error:
+        _close_connection(error)
+        raise
 
-    Results of calls are retried for RETRY_SECONDS. Other jobs fail after the second attempt.
+
+def _keep_results(batch: list[WriteJob[Any]], error: BaseException) -> list[WriteJob[Any]]:
+    """Fail the jobs of a batch, and return the results of calls, which are retried.
+
+    Their callers wait for RETRY_SECONDS; the ledger gets them also later.
     """
-    deadline = time.monotonic() + RETRY_SECONDS
-    retried = False
-    while True:
-        started = time.monotonic()
-        try:
-            return write_batch(batch)
-        except (OperationalError, InterfaceError) as error:
-            _close_connection(error)
-            if retried or time.monotonic() - started > STALE_CONNECTION_SECONDS:
-                _deliver([(job, None, error) for job in batch if not job.must_commit])
-                batch[:] = [job for job in batch if job.must_commit]
-                if not batch or time.monotonic() > deadline:
-                    raise
-                time.sleep(RETRY_INTERVAL)
-            retried = True
+    now = time.monotonic()
+    failed, kept = [], []
+    for job in batch:
+        job.failed_at = job.failed_at or now
+        if not job.must_commit:
+            failed.append(job)
+            continue
+        if not job.answered and now - job.failed_at >= RETRY_SECONDS:
+            job.answered = True
+            failed.append(job)
+        if now - job.failed_at < KEEP_SECONDS:
+            kept.append(job)
+        else:
+            logger.error("Dropped the result of a call: %s", error)
+    _deliver([(job, None, error) for job in failed])
+    return kept
 
 
 def _close_connection(error: BaseException) -> None:
@@ -549,9 +676,8 @@ def _deliver(outcomes: Iterable[Outcome]) -> None:
     """Deliver outcomes to their callers, with one callback for each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Outcome]] = {}
     for outcome in outcomes:
-        done = outcome[0].done
-        assert done is not None  # noqa: S101 - set by submit
-        by_loop.setdefault(done.get_loop(), []).append(outcome)
+        if (done := outcome[0].done) is not None:  # set by submit
+            by_loop.setdefault(done.get_loop(), []).append(outcome)
     for loop, loop_outcomes in by_loop.items():
         try:
             loop.call_soon_threadsafe(_resolve, loop_outcomes)
@@ -561,6 +687,9 @@ def _deliver(outcomes: Iterable[Outcome]) -> None:
 
 def _resolve(outcomes: list[Outcome]) -> None:
     for job, result, error in outcomes:
+        unavailable = isinstance(error, OperationalError | InterfaceError)
+        if unavailable and job.on_unavailable is not None:
+            job.on_unavailable()
         if job.done is None or job.done.done():
             if error is None and job.on_abandoned is not None:
                 job.on_abandoned(result)
@@ -591,12 +720,15 @@ def _commit_in_sqlite(database: Any, cursor: LedgerCursor, batch: list[WriteJob[
     """Run jobs without `transaction.atomic`, which adds a fifth to the time of the statements."""
     try:
         cursor.execute("BEGIN IMMEDIATE")
+        cursor.counted = []
         results = _run_jobs(cursor, batch)
         cursor.execute("COMMIT")
     except BaseException:
         with suppress(sqlite3.Error):
             database.connection.rollback()
         raise
+    if cursor.counted:
+        metrics.record(cursor.counted)
     return results
 
 

@@ -6,15 +6,17 @@ SDK's server answers everything else, one request at a time. It never gets the a
 """
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import mcp_types as types
 from django.conf import settings
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError
 from django.http.request import split_domain_port, validate_host
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
@@ -27,17 +29,28 @@ from sessions_app.dispatch import polling
 from sessions_app.dispatch.authorization import Caller
 from sessions_app.dispatch.planner import ON_LOOP_BYTES
 from sessions_app.dispatch.polling import repeat
+from sessions_app.held_calls.waiting import watch
 from sessions_app.ledger import writer as ledger_writer
+from sessions_app.mcp import elicitation, feature_requests, questions, tool_calls
 from sessions_app.mcp import server as mcp_server
 from sessions_app.mcp import sessions as mcp_sessions
-from sessions_app.mcp import tool_calls
+from sessions_app.mcp.admin_server import PATH as ADMIN_PATH
+from sessions_app.mcp.admin_server import AdminEndpoint
 from sessions_app.mcp.errors import ProtocolError, send_error, send_protocol_error
 from sessions_app.mcp.server import AuthenticatedRequest
-from sessions_app.mcp.sessions import Client, ConnectionCaller, RollingCaller, UrlCaller
+from sessions_app.mcp.sessions import (
+    Client,
+    ConnectionCaller,
+    RollingCaller,
+    UrlCaller,
+    elicitation_of,
+)
 from sessions_app.mcp.streams import POLL_SECONDS, Streams
 from sessions_app.models import ApiKey, Strategy
 from sessions_app.sessions import lifecycle
-from toolcrib.lib.asgi import (
+from toolcrib.lib.errors import DatabaseUnavailable, Forbidden, Invalid, NotFound, ToolcribError
+from toolcrib.lib.json_codec import parse_strict
+from toolcrib.lib.protocols.asgi import (
     ClientDisconnected,
     Message,
     Receive,
@@ -49,12 +62,15 @@ from toolcrib.lib.asgi import (
     read_headers,
     send_response,
 )
-from toolcrib.lib.errors import DatabaseUnavailable, Forbidden, Invalid, NotFound, ToolcribError
-from toolcrib.lib.json_codec import parse_strict
+
+logger = logging.getLogger(__name__)
 
 PATH = re.compile(r"/mcp(?:/(?P<session>[^/]+))?/?")
 STREAM_CLOSE_SECONDS = 1.0  # time for streams to end before they are cancelled
+CALL_METHODS = frozenset({tool_calls.METHOD, *feature_requests.METHODS})
 SESSION_HEADER = "mcp-session-id"
+NAME_HEADER = "toolcrib-session"
+MAX_SESSION_NAME = 100
 BROWSER_NOTICE = (
     "This is the MCP endpoint of Toolcrib. It has no page for browsers.\n"
     "Configure your MCP client with this URL and the header `Authorization: Bearer tcb_…` with an "
@@ -69,6 +85,24 @@ class Request:
         version = self.headers.get("mcp-protocol-version")
         self.is_modern = version is not None and version not in HANDSHAKE_PROTOCOL_VERSIONS
         self.connection_id = self.headers.get(SESSION_HEADER, "")
+        self.query: Mapping[str, list[str]] = {}
+        if query := scope.get("query_string"):
+            self.query = parse_qs(query.decode("latin-1"))
+
+    def option(self, name: str) -> str:
+        """Return a parameter of the URL; empty if it is not there."""
+        return self.query.get(name, [""])[-1]
+
+    @property
+    def session_name(self) -> str:
+        """The name that tells a client's conversations apart, from a header or the URL."""
+        name = self.headers.get(NAME_HEADER) or self.option("session")
+        if len(name) > MAX_SESSION_NAME or not name.isprintable():
+            raise Invalid(
+                f"The name of a session has at most {MAX_SESSION_NAME} printable characters.",
+                code="invalid_session_name",
+            )
+        return name
 
     def authenticate(self) -> None:
         """Read the URL and the key. Database code checks the key."""
@@ -93,7 +127,8 @@ class Request:
         if self.is_modern:
             if self.url_session_id:
                 return UrlCaller(self.digest, self.url_session_id, client=client)
-            return RollingCaller(self.digest, client=client)
+            name, mode = self.session_name, self.option("mode")
+            return RollingCaller(self.digest, client=client, name=name, mode=mode)
         await self.find_connection(renew=renew)
         if self.url_session_id:
             return UrlCaller(self.digest, self.url_session_id)
@@ -112,6 +147,7 @@ class Endpoint:
         self.server = mcp_server.ToolcribMcpServer()
         self.streams = Streams()
         self.calls = tool_calls.ConnectionCalls()
+        self.admin = AdminEndpoint()
         self.manager: StreamableHTTPSessionManager | None = None
 
     @asynccontextmanager
@@ -124,12 +160,17 @@ class Endpoint:
             stateless=True,  # connections are rows (sessions.py)
             max_request_body_size=settings.MAX_BODY_BYTES,
         )
-        checks = [repeat(self.streams.compare_lists, POLL_SECONDS, "Comparison of tool lists")]
+        checks = [
+            repeat(self.streams.compare_lists, POLL_SECONDS, "Comparison of tool lists"),
+            repeat(self.server.compare_features, POLL_SECONDS, "Comparison of other lists"),
+        ]
         if not settings.EMBEDDED:  # otherwise there is no other process
             seconds = tool_calls.CANCELLATION_POLL_SECONDS
             take = self.calls.take_cancellations
             checks.append(repeat(take, seconds, "Reading of cancellations"))
-        async with polling.running(*checks), self.manager.run():
+            take = questions.take_stored_answers
+            checks.append(repeat(take, seconds, "Reading of answers"))
+        async with polling.running(*checks), self.manager.run(), self.admin.run():
             yield
 
     async def close_streams(self) -> None:
@@ -141,6 +182,9 @@ class Endpoint:
         request = Request(scope)
         try:
             check_origin(request.headers.get("origin"))
+            if scope["path"] == ADMIN_PATH:
+                await self.admin(scope, receive, send)
+                return
             if allowed := _allowed_methods(request):
                 await _send_method_not_allowed(send, request, allowed)
                 return
@@ -157,14 +201,15 @@ class Endpoint:
             await send_protocol_error(send, error)
         except ToolcribError as error:
             await send_error(send, error)
-        except DatabaseError:
-            await send_error(send, DatabaseUnavailable())
+        except (DatabaseError, InterfaceError) as error:
+            logger.error("Database unavailable: %s", error)  # noqa: TRY400 - no traceback needed
+            await send_error(send, DatabaseUnavailable(error))
 
     async def _post(self, request: Request, receive: Receive, send: Send) -> None:
         body = await read_body(receive, settings.MAX_BODY_BYTES)
         message = await _parse(body)
         method = message.get("method")
-        if method == tool_calls.METHOD and "id" in message:
+        if method in CALL_METHODS and "id" in message:
             await self._call(request, message, len(body), receive, send)
         elif request.is_modern or method == "initialize" or ("id" in message and method):
             await self._serve_sdk(request, message, _replay(body, receive), send)
@@ -183,13 +228,18 @@ class Endpoint:
             await request.check_key()
             await send_protocol_error(send, error, message["id"])
             return
+        run = tool_calls.run if call.method == tool_calls.METHOD else feature_requests.run
+        if not request.is_modern:
+            connection = await request.find_connection(renew=False)
+            if connection.capabilities:
+                call = replace(call, capabilities=connection.capabilities)
         if request.is_modern:  # a disconnect is a cancellation
-            await cancel_on_disconnect(tool_calls.respond(caller, call, send), receive)
+            await cancel_on_disconnect(tool_calls.respond(caller, call, send, run=run), receive)
             if isinstance(caller, RollingCaller) and caller.new_sessions:
                 await self.server.notify_new_session(caller.digest)
             return
         with self.calls.running(request.connection_id, call.request_id) as is_cancelled:
-            list_version = await tool_calls.respond(caller, call, send, is_cancelled)
+            list_version = await tool_calls.respond(caller, call, send, is_cancelled, run)
         if list_version:
             self.streams.set_known(request.connection_id, list_version)
 
@@ -204,7 +254,22 @@ class Endpoint:
         if message.get("method") == "notifications/cancelled":
             request_id = _member(message.get("params"), "requestId")
             await self.calls.cancel(request.connection_id, request_id)
+        elif questions.is_answer(message):
+            await self._take_answer(request, message)
+        elif call_id := elicitation.answered_call(message):
+            take = elicitation.take_answer
+            answer = message.get("result")
+            if await ledger_writer.run_off_loop(take, request.digest, call_id, answer):
+                await watch.check()
+            else:
+                watch.notify(call_id)  # the call stays held: end the request that asked
         await send_response(send, 202, "application/json", b"")
+
+    async def _take_answer(self, request: Request, message: Mapping[str, Any]) -> None:
+        """Give the answer of a client's user to the process whose request asked."""
+        answer = request.connection_id, str(message["id"]), message.get("result")
+        if not questions.take_answer(*answer) and not settings.EMBEDDED:
+            await ledger_writer.run_off_loop(mcp_sessions.add_answer, request.digest, *answer)
 
     # --- Everything else ------------------------------------------------------------------------
 
@@ -224,7 +289,10 @@ class Endpoint:
             caller = await request.find_caller(_client(message), renew=True)
         await request.check_session(key)
         with self.streams.register(key.pk, stream=method == "subscriptions/listen") as live:
-            sdk_scope = await _sdk_scope(request, AuthenticatedRequest(key, key.agent, caller))
+            wish = request.url_session_id, request.option("strategy"), request.option("mode")
+            fields = key, key.agent, caller, *wish, request.connection_id
+            authenticated = AuthenticatedRequest(*fields)
+            sdk_scope = await _sdk_scope(request, authenticated)
             tracking_send = live.track(send)
             if is_handshake:
                 tracking_send = _Handshake(request, message, key, tracking_send).send
@@ -237,8 +305,9 @@ class Endpoint:
         await request.find_connection(renew=True)
         await request.check_session(key)
         ids = request.connection_id, request.url_session_id
+        caller = await request.find_caller()
         with self.streams.register(key.pk, stream=True) as live:
-            async with self.streams.notifications_of(*ids) as stream:
+            async with self.streams.notifications_of(*ids, caller) as stream:
                 await live.run(stream.serve(receive, live.track(send)), send)
 
     async def _close_connection(self, request: Request, send: Send) -> None:
@@ -280,16 +349,16 @@ class _Handshake:
 
     def _record(self, version: str) -> str:
         params = self._message.get("params") or {}
-        client = Client(params.get("clientInfo"), version)
-        query = parse_qs(self._request.scope.get("query_string", b"").decode("latin-1"))
-        strategy = query.get("strategy", [""])[-1]
+        elicits = elicitation_of(params.get("capabilities")) is not None
+        client = Client(params.get("clientInfo"), version, elicits)
+        strategy = self._request.option("strategy")
         if strategy and strategy not in Strategy.values:
             raise Invalid(f"strategy must be one of: {', '.join(Strategy.values)}.")
         if self._request.url_session_id:
             caller = UrlCaller(self._request.digest, self._request.url_session_id, client=client)
             mcp_sessions.record_client(caller)
         connection = mcp_sessions.create_connection(
-            self._key, client, params.get("capabilities"), strategy
+            self._key, client, params.get("capabilities"), strategy, self._request.option("mode")
         )
         return connection.connection_id
 
@@ -323,7 +392,9 @@ def _client(message: Mapping[str, Any]) -> Client | None:
     if not isinstance(meta, dict):
         return None
     version = str(meta.get(f"{tool_calls.META}protocolVersion", ""))[:20]
-    return Client(meta.get(f"{tool_calls.META}clientInfo"), version)
+    declared = elicitation_of(meta.get(f"{tool_calls.META}clientCapabilities"))
+    info = meta.get(f"{tool_calls.META}clientInfo")
+    return Client(info, version, elicits=declared is not None)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
@@ -352,7 +423,7 @@ async def _sdk_scope(request: Request, authenticated: AuthenticatedRequest) -> S
 
 def check_origin(origin: str | None) -> None:
     """Reject requests from pages of other sites. Programs send no Origin."""
-    if origin is None or origin in settings.CSRF_TRUSTED_ORIGINS:
+    if origin is None or origin in (*settings.CSRF_TRUSTED_ORIGINS, *settings.BROWSER_ORIGINS):
         return
     parts = urlsplit(origin)
     domain, _ = split_domain_port(parts.netloc)
@@ -360,7 +431,7 @@ def check_origin(origin: str | None) -> None:
     if parts.scheme not in ("http", "https") or not is_own_host:
         raise Forbidden(
             "Requests from this origin are not allowed.",
-            hint="TOOLCRIB_ORIGINS sets the allowed origins.",
+            hint="TOOLCRIB_BROWSER_ORIGINS sets the origins of pages that may use /mcp.",
             code="wrong_origin",
         )
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from toolcrib.lib.asgi import Send, error_headers, send_response
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.protocols.asgi import Send, error_headers, send_response
 
 SERVER_ERROR = -32000  # JSON-RPC reserves -32000 to -32099 for server errors
 

@@ -1,40 +1,52 @@
-"""MCP server of Toolcrib on the SDK: handshake, discovery, tool lists and subscriptions.
+"""MCP server of Toolcrib on the SDK: handshake, discovery, lists and subscriptions.
 
 endpoint.py has authenticated the request, and serves `tools/call` itself. Tool lists are sent as
 they are: the SDK's models would drop unknown fields, so a middleware merges the raw result into the
 SDK's response.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
 import mcp_types as types
 from django.conf import settings
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError
 from mcp.server import Server
 from mcp.server.caching import CacheHint
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel.server import NotificationOptions
 from mcp.server.models import InitializationOptions
-from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
+from mcp.server.subscriptions import (
+    InMemorySubscriptionBus,
+    ListenHandler,
+    PromptsListChanged,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ToolsListChanged,
+)
 from mcp.shared.exceptions import MCPError
 from mcp_types.methods import serialize_server_result
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
+from catalog.models import FeatureKind
+from sessions_app.dispatch import features
 from sessions_app.dispatch.authorization import Caller
 from sessions_app.ledger import writer as ledger_writer
-from sessions_app.mcp import tool_list
+from sessions_app.mcp import feature_list, resource_watch, tool_list
 from sessions_app.mcp.errors import SERVER_ERROR
-from sessions_app.mcp.sessions import RollingCaller
+from sessions_app.mcp.sessions import ConnectionCaller, RollingCaller
 from sessions_app.mcp.tool_list import Object
-from sessions_app.models import Agent, ApiKey
+from sessions_app.models import Agent, ApiKey, Strategy
 from sessions_app.sessions import lifecycle
+from sessions_app.sessions.scope import scope_of_agent, scope_of_session
 from toolcrib.lib.errors import DatabaseUnavailable, ToolcribError
 
 logger = logging.getLogger(__name__)
@@ -42,6 +54,13 @@ logger = logging.getLogger(__name__)
 Context = ServerRequestContext[Any, Any]
 REQUEST_KEY = "toolcrib.request"  # key of the AuthenticatedRequest in the ASGI scope
 CACHE_TTL_MS = 300_000  # the tool list of a session does not change
+
+# By method: the member of the result, and the kind of its items.
+FEATURE_LISTS = {
+    "prompts/list": ("prompts", FeatureKind.PROMPT),
+    "resources/list": ("resources", FeatureKind.RESOURCE),
+    "resources/templates/list": ("resourceTemplates", FeatureKind.TEMPLATE),
+}
 
 _raw_result: ContextVar[Object | None] = ContextVar("raw_result", default=None)
 
@@ -53,6 +72,10 @@ class AuthenticatedRequest:
     key: ApiKey
     agent: Agent
     caller: Caller | None  # None during the handshake
+    url_session_id: str = ""
+    strategy: str = ""  # from the URL, as the mode
+    mode: str = ""
+    connection_id: str = ""  # of a handshake client
 
 
 class ToolcribMcpServer(Server[Any]):
@@ -63,15 +86,22 @@ class ToolcribMcpServer(Server[Any]):
             "toolcrib",
             title="Toolcrib",
             version=settings.VERSION,
-            instructions=tool_list.INSTRUCTIONS,
             cache_hints={
                 "tools/list": CacheHint(CACHE_TTL_MS, "private"),
                 "server/discover": CacheHint(CACHE_TTL_MS, "private"),
+                "prompts/list": CacheHint(0, "private"),
+                "resources/list": CacheHint(0, "private"),
+                "resources/templates/list": CacheHint(0, "private"),
             },
             on_list_tools=self.list_tools,
+            on_list_prompts=self.list_prompts,
+            on_list_resources=self.list_resources,
+            on_list_resource_templates=self.list_templates,
+            on_subscribe_resource=self.subscribe,
+            on_unsubscribe_resource=self.unsubscribe,
             on_subscriptions_listen=self.listen,
         )
-        self.middleware.append(_merge_raw_result)
+        self.middleware += [_merge_raw_result, _add_instructions]
         self.subscriptions: WeakValueDictionary[str, _Subscriptions] = WeakValueDictionary()
 
     def create_initialization_options(self, *args: Any, **named: Any) -> InitializationOptions:
@@ -98,13 +128,55 @@ class ToolcribMcpServer(Server[Any]):
         raw["tools"] = tools
         return types.ListToolsResult(tools=[])
 
+    async def list_prompts(
+        self, ctx: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListPromptsResult:
+        await _list_features(ctx, params)
+        return types.ListPromptsResult(prompts=[])
+
+    async def list_resources(
+        self, ctx: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListResourcesResult:
+        await _list_features(ctx, params)
+        return types.ListResourcesResult(resources=[])
+
+    async def list_templates(
+        self, ctx: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListResourceTemplatesResult:
+        await _list_features(ctx, params)
+        return types.ListResourceTemplatesResult(resource_templates=[])
+
     async def listen(
         self, ctx: Context, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
         """Serve a subscription, which reports when a new rolling session changes the tool list."""
-        digest = _request(ctx).key.sha256
-        subscriptions = self.subscriptions.setdefault(digest, _Subscriptions())
-        return await subscriptions.handler(ctx, params)
+        request = _request(ctx)
+        subscriptions = self.subscriptions.setdefault(
+            request.key.sha256, _Subscriptions(request.agent)
+        )
+        uris = params.notifications.resource_subscriptions or ()
+        assert request.caller is not None  # noqa: S101 - set for all but the handshake
+        async with resource_watch.watching(request.caller, uris, subscriptions.report_update):
+            return await subscriptions.handler(ctx, params)
+
+    async def subscribe(
+        self, ctx: Context, params: types.SubscribeRequestParams
+    ) -> types.EmptyResult:
+        return await _change_subscription(ctx, str(params.uri), subscribe=True)
+
+    async def unsubscribe(
+        self, ctx: Context, params: types.UnsubscribeRequestParams
+    ) -> types.EmptyResult:
+        return await _change_subscription(ctx, str(params.uri), subscribe=False)
+
+    async def compare_features(self) -> None:
+        """Tell subscribers whose prompts or resources have changed."""
+        if keys := list(self.subscriptions.values()):
+            read = feature_list.read_versions
+            agents = {each.agent.pk: each.agent for each in keys}
+            versions = await ledger_writer.run_off_loop(read, list(agents.values()))
+            for each in keys:
+                await each.compare(versions.get(each.agent.pk))
 
     async def notify_new_session(self, digest: str) -> None:
         """Tell subscribers that a request has opened a new rolling session of their key."""
@@ -119,15 +191,64 @@ class ToolcribMcpServer(Server[Any]):
 class _Subscriptions:
     """Subscriptions of one key; garbage-collected with the last of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
         self.bus = InMemorySubscriptionBus()
         self.handler = ListenHandler(self.bus)
+        self._versions: feature_list.Versions | None = None
+        self._publishing: set[asyncio.Task[None]] = set()
+
+    async def compare(self, versions: feature_list.Versions | None) -> None:
+        before, self._versions = self._versions, versions or self._versions
+        if before is None or versions is None:
+            return
+        if before.prompts != versions.prompts:
+            await self.bus.publish(PromptsListChanged())
+        if before.resources != versions.resources:
+            await self.bus.publish(ResourcesListChanged())
+
+    def report_update(self, uri: str) -> None:
+        task = asyncio.ensure_future(self.bus.publish(ResourceUpdated(uri=uri)))
+        self._publishing.add(task)
+        task.add_done_callback(self._publishing.discard)
 
 
 def _request(ctx: Context) -> AuthenticatedRequest:
     assert ctx.request is not None  # noqa: S101 - the transport is HTTP
     request: AuthenticatedRequest = ctx.request.scope[REQUEST_KEY]
     return request
+
+
+async def _list_features(ctx: Context, params: types.PaginatedRequestParams | None) -> None:
+    """Set the raw result of a list of prompts, resources or templates."""
+    if params is not None and params.cursor is not None:
+        raise MCPError(types.INVALID_PARAMS, "Invalid cursor: the list has one page.")
+    request = _request(ctx)
+    caller, raw = request.caller, _raw_result.get()
+    assert caller is not None and raw is not None  # noqa: S101,PT018 - set before
+    member, kind = FEATURE_LISTS[ctx.method]
+    async with _translate_errors():
+        session_id = await caller.find_session(renew=True)
+        run = ledger_writer.run_off_loop
+        raw[member] = await run(_read_features, request.agent, session_id, kind)
+
+
+async def _change_subscription(ctx: Context, uri: str, *, subscribe: bool) -> types.EmptyResult:
+    """Subscribe a handshake client to a resource, or end that."""
+    caller = _request(ctx).caller
+    assert caller is not None  # noqa: S101 - set for all but the handshake
+    connection_id = _request(ctx).connection_id
+    change = partial(resource_watch.change_subscription, subscribe=subscribe)
+    async with _translate_errors():
+        if subscribe:
+            await features.find_watched(caller, uri)
+        await ledger_writer.run_off_loop(change, connection_id, uri)
+    return types.EmptyResult()
+
+
+def _read_features(agent: Agent, session_id: str, kind: str) -> list[Object]:
+    session = lifecycle.find_session(agent, session_id)
+    return feature_list.list_features(scope_of_session(session), kind)
 
 
 def _list_tools(agent: Agent, session_id: str, version: str) -> list[Object]:
@@ -160,12 +281,42 @@ async def _merge_raw_result(ctx: Context, call_next: CallNext) -> HandlerResult:
         _raw_result.reset(context_token)
 
 
+async def _add_instructions(ctx: Context, call_next: CallNext) -> HandlerResult:
+    """Middleware: tell a client that connects what its session holds."""
+    response = await call_next(ctx)
+    raw = _raw_result.get()
+    if ctx.method in ("initialize", "server/discover") and raw is not None:
+        async with _translate_errors():
+            run, request = ledger_writer.run_off_loop, _request(ctx)
+            raw["instructions"] = await run(_instructions, request)
+            raw["capabilities"] = await run(_capabilities, request)
+    return response
+
+
+def _instructions(request: AuthenticatedRequest) -> str:
+    if request.url_session_id:
+        session = lifecycle.find_session(request.agent, request.url_session_id)
+        return tool_list.session_instructions(session)
+    lifecycle.check_mode(request.agent, request.mode)
+    is_handshake = request.caller is None or isinstance(request.caller, ConnectionCaller)
+    strategy = (request.strategy or request.agent.strategy) if is_handshake else Strategy.DISPATCH
+    return tool_list.agent_instructions(request.agent, strategy, request.mode)
+
+
+def _capabilities(request: AuthenticatedRequest) -> Object:
+    """Return what this client is offered: tools, and what its servers have besides."""
+    if request.url_session_id:
+        session = lifecycle.find_session(request.agent, request.url_session_id)
+        return feature_list.capabilities(scope_of_session(session))
+    return feature_list.capabilities(scope_of_agent(request.agent))
+
+
 @asynccontextmanager
 async def _translate_errors() -> AsyncIterator[None]:
     try:
         yield
     except ToolcribError as error:
         raise MCPError(SERVER_ERROR, error.sentence, error.as_json()["error"]) from error
-    except DatabaseError as error:
-        logger.exception("Database unavailable during an MCP request")
-        raise MCPError(SERVER_ERROR, DatabaseUnavailable().sentence) from error
+    except (DatabaseError, InterfaceError) as error:
+        logger.error("Database unavailable: %s", error)  # noqa: TRY400 - no traceback needed
+        raise MCPError(SERVER_ERROR, DatabaseUnavailable(error).sentence) from error

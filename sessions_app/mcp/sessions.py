@@ -6,10 +6,10 @@ up among those of the key. Connections are rows, so that every process serves th
 """
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db import transaction
@@ -19,17 +19,31 @@ from django.utils import timezone
 
 from sessions_app.agents import api_keys
 from sessions_app.dispatch.authorization import Caller
+from sessions_app.held_calls.ending import has_waiting_calls
 from sessions_app.ledger import writer as ledger_writer
-from sessions_app.models import Agent, AgentSession, ApiKey, McpConnection, SessionState
+from sessions_app.ledger.event_details import read_object
+from sessions_app.models import (
+    Agent,
+    AgentSession,
+    ApiKey,
+    McpConnection,
+    RollingSession,
+    SessionState,
+    Strategy,
+)
 from sessions_app.sessions import lifecycle, loading
 from sessions_app.sessions.schemas import OpenIn
 from toolcrib.lib.errors import NotFound, ToolcribError
-from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.json_codec import canonical, digest
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 ROLLING_IDLE_LIMIT = timedelta(minutes=30)
 MIN_IDLE_FOR_EVICTION = timedelta(minutes=30)
 UNUSED_CONNECTION_RETENTION = timedelta(days=1)
 MAX_CLIENT_TEXT = 200  # characters of a client's name and version
+MAX_EXPIRED_AT_ONCE = 1_000
 MAX_CANCELLED = 20  # cancellations of a connection that wait for their process
 MAX_CACHED = 10_000  # entries of each cache below
 
@@ -40,6 +54,7 @@ class Client:
 
     info: object
     protocol: str
+    elicits: bool = False  # it can ask its user
 
     def as_json(self) -> dict[str, str]:
         """Return name, version and protocol; nothing if the client does not name itself."""
@@ -85,64 +100,82 @@ def record_client(caller: UrlCaller) -> None:
     """Store the client in the metadata of a session that has none."""
     sessions = AgentSession.objects.filter(session_id=caller.session_id)
     session = sessions.filter(agent__keys__sha256=caller.digest).first()
-    metadata = json.loads(session.metadata) if session else {}
+    metadata = read_object(session.metadata) if session else {}
     if session is not None and "client" not in metadata:
         session.metadata = canonical({**metadata, **_metadata(caller.client)})
-        session.save(update_fields=["metadata"])
+        session.elicits = session.elicits or bool(caller.client and caller.client.elicits)
+        session.save(update_fields=["metadata", "elicits"])
 
 
 # --- Rolling sessions -----------------------------------------------------------------------------
 
-_rolling: dict[str, str] = {}  # session ids, by the key's digest
+_rolling: dict[tuple[str, str], str] = {}  # session ids, by the key's digest and the label
 
 
 @dataclass(frozen=True)
 class RollingCaller(Caller):
-    """A request that names no session. Its key has one, until it is idle for half an hour."""
+    """A request that names no session. Its key has one for each client name, until idle.
+
+    Clients may give it a name of their own, to tell conversations apart, and choose the mode.
+    """
 
     session_id: str = ""
     max_idle: float = ROLLING_IDLE_LIMIT.total_seconds()
     client: Client | None = None
+    name: str = ""
+    mode: str = ""
     new_sessions: list[str] = field(default_factory=list)  # that this request has opened
 
+    @property
+    def label(self) -> str:
+        info = self.client.info if self.client else None
+        client = str(info.get("name", ""))[:MAX_CLIENT_TEXT] if isinstance(info, dict) else ""
+        asking = ("asks",) if self.client and self.client.elicits else ()
+        return "\0".join((self.mode, self.name, client, *asking))
+
     async def find_session(self, *, renew: bool) -> str:
-        known = None if renew else _rolling.get(self.digest)
+        label = self.label
+        known = None if renew else _rolling.get((self.digest, label))
         if known is not None:
             return known
         session_id, is_new = await ledger_writer.run_off_loop(_rolling_session, self)
-        _limit(_rolling)[self.digest] = session_id
+        _limit(_rolling)[self.digest, label] = session_id
         if is_new:
             self.new_sessions.append(session_id)
         return session_id
 
 
 def _rolling_session(caller: RollingCaller) -> tuple[str, bool]:
-    """Return the id of the key's rolling session, and whether it is new."""
-    key = api_keys.require_agent_key(caller.digest)
-    session = _reusable_session(key)
-    if session is not None:
-        return session.session_id, False
+    """Return the id of the rolling session, and whether it is new."""
+    key, label = api_keys.require_agent_key(caller.digest), digest(caller.label)
+    rows = RollingSession.objects.select_related("session").filter(key=key, label=label)
+    row = rows.first()
+    if row is not None and _is_reusable(row.session):
+        return row.session.session_id, False
     with transaction.atomic():
         # Lock the agent first, in the same order as open_session.
         agent = Agent.objects.select_for_update(of=("self",)).get(keys=key)
-        key = ApiKey.objects.select_related("rolling_session").get(pk=key.pk)
-        session = _reusable_session(key)
-        if session is not None:
-            return session.session_id, False
-        if key.rolling_session is not None and key.rolling_session.state == SessionState.OPEN:
-            lifecycle.end_session(key.rolling_session, SessionState.EXPIRED)
+        lifecycle.check_mode(agent, caller.mode)
+        row = rows.first()
+        if row is not None and _is_reusable(row.session):
+            return row.session.session_id, False
+        old = row.session if row is not None else None
+        if old is not None and old.state == SessionState.OPEN and not has_waiting_calls(old):
+            lifecycle.end_session(old, SessionState.EXPIRED)
         # The tool list of such a client must not change, so loaded tools are not added to it.
-        request = OpenIn(strategy="dispatch", metadata=_metadata(caller.client))
-        key.rolling_session, _ = lifecycle.open_session(agent, request)
-        key.save(update_fields=["rolling_session"])
-        return key.rolling_session.session_id, True
+        metadata = _metadata(caller.client) | ({"name": caller.name} if caller.name else {})
+        values = {"strategy": "dispatch", "mode": caller.mode or None, "metadata": metadata}
+        elicits = caller.client is not None and caller.client.elicits
+        session, _ = lifecycle.open_session(
+            agent, OpenIn.model_validate(values), over_mcp=True, elicits=elicits
+        )
+        RollingSession.objects.update_or_create(key=key, label=label, defaults={"session": session})
+        return session.session_id, True
 
 
-def _reusable_session(key: ApiKey) -> AgentSession | None:
-    session = AgentSession.objects.filter(pk=key.rolling_session_id or 0).first()
-    if session is None or loading.current_state(session) != SessionState.OPEN:
-        return None
-    return session if timezone.now() - session.last_used_at < ROLLING_IDLE_LIMIT else None
+def _is_reusable(session: AgentSession) -> bool:
+    is_open = loading.current_state(session) == SessionState.OPEN
+    return is_open and timezone.now() - session.last_used_at < ROLLING_IDLE_LIMIT
 
 
 # --- Handshake connections ------------------------------------------------------------------------
@@ -156,6 +189,7 @@ class Connection:
     digest: str  # of its key
     protocol_version: str
     session_id: str | None  # None before the first request that needs a session
+    capabilities: Mapping[str, Any] = field(default_factory=dict)  # that Toolcrib passes on
 
 
 _connections: dict[str, Connection] = {}  # by connection id
@@ -192,14 +226,25 @@ def _row(digest: str, connection_id: str) -> McpConnection:
     rows = McpConnection.objects.select_related("key__agent", "session")
     found = rows.filter(connection_id=connection_id, key__sha256=digest)
     row = None if "\0" in connection_id else found.first()
-    if row is None or (row.session is not None and row.session.state != SessionState.OPEN):
+    if row is None or (row.session is not None and row.session.state == SessionState.CLOSED):
         raise UnknownConnection
+    if row.session is not None and loading.current_state(row.session) != SessionState.OPEN:
+        row.session = None  # expired: the client goes on in a new one, without a new handshake
     return row
 
 
 def _describe(row: McpConnection) -> Connection:
     session_id = row.session.session_id if row.session else None
-    return Connection(row.connection_id, row.key.sha256, row.protocol_version, session_id)
+    declared = elicitation_of(json.loads(row.capabilities))
+    capabilities = {} if declared is None else {"elicitation": declared}
+    fields = row.connection_id, row.key.sha256, row.protocol_version, session_id
+    return Connection(*fields, capabilities)
+
+
+def elicitation_of(capabilities: object) -> Mapping[str, Any] | None:
+    """Return how a client can ask its user, as it declares that; None if it cannot."""
+    declared = capabilities.get("elicitation") if isinstance(capabilities, Mapping) else None
+    return declared if isinstance(declared, Mapping) else None
 
 
 @transaction.atomic
@@ -208,24 +253,29 @@ def _open_session(caller: ConnectionCaller) -> Connection:
     row = _row(caller.digest, caller.connection_id)
     assert row.key.agent is not None  # noqa: S101 - only agents have connections
     agent = Agent.objects.select_for_update().get(pk=row.key.agent.pk)
-    row.refresh_from_db(fields=["session"])
+    row = _row(caller.digest, caller.connection_id)  # again, now that the agent is locked
     if row.session is None:
         client = json.loads(row.client)
         values = {
             "strategy": row.strategy or None,
+            "mode": row.mode or None,
             "metadata": {"client": client} if client else {},
         }
-        row.session, _ = lifecycle.open_session(agent, OpenIn.model_validate(values))
+        elicits = elicitation_of(json.loads(row.capabilities)) is not None
+        row.session, _ = lifecycle.open_session(
+            agent, OpenIn.model_validate(values), over_mcp=True, elicits=elicits
+        )
         row.save(update_fields=["session"])
     return _describe(row)
 
 
 @transaction.atomic
 def create_connection(
-    key: ApiKey, client: Client, capabilities: object, strategy: str
+    key: ApiKey, client: Client, capabilities: object, strategy: str, mode: str = ""
 ) -> McpConnection:
-    """Record a handshake. Raises TooManyConnections."""
+    """Record a handshake. Raises TooManyConnections, and Invalid for a mode it may not choose."""
     assert key.agent is not None  # noqa: S101 - only agents have connections
+    lifecycle.check_mode(key.agent, mode)
     Agent.objects.select_for_update().get(pk=key.agent.pk)
     _enforce_connection_limit(key)
     return McpConnection.objects.create(
@@ -234,6 +284,7 @@ def create_connection(
         client=canonical(client.as_json()),
         capabilities=canonical(capabilities if isinstance(capabilities, dict) else {}),
         strategy=strategy,
+        mode=mode,
     )
 
 
@@ -293,16 +344,56 @@ def take_cancellations(connection_ids: Collection[str]) -> list[tuple[str, int |
     return taken
 
 
+@transaction.atomic
+def add_answer(digest: str, connection_id: str, request_id: str, answer: object) -> None:
+    """Leave the answer of a client's user for the process that asked."""
+    rows = McpConnection.objects.select_for_update()
+    for row in rows.filter(connection_id=connection_id, key__sha256=digest):
+        row.answers = canonical([*json.loads(row.answers), [request_id, answer]][-MAX_CANCELLED:])
+        row.save(update_fields=["answers"])
+
+
+@transaction.atomic
+def take_answers(connection_ids: Collection[str]) -> list[tuple[str, str, Any]]:
+    """Return and remove the answers of these connections: connection, request, answer."""
+    taken = []
+    rows = McpConnection.objects.select_for_update()
+    for row in rows.filter(connection_id__in=connection_ids).order_by("pk"):
+        if answers := json.loads(row.answers):
+            taken += [(row.connection_id, *answer) for answer in answers]
+            row.answers = "[]"
+            row.save(update_fields=["answers"])
+    return taken
+
+
 def prune_connections() -> int:
-    """Close connections of invalid keys; delete those of ended sessions and unused ones."""
+    """Close connections of invalid keys, expire idle sessions, delete what has not been used.
+
+    Few clients close their connection. One that comes back after its session has expired goes on
+    in a new session; the tools that it loaded with the inject strategy would be missing there, so
+    such a session stays until the idle limit of all sessions.
+    """
     now = timezone.now()
     rows = McpConnection.objects.order_by()
     keys = set(rows.values_list("key", flat=True).distinct())
     for row in rows.select_related("session").filter(key__in=keys - api_keys.valid_keys(keys)):
         _close(row)
-    ended = rows.exclude(session=None).exclude(session__state=SessionState.OPEN)
-    unused = rows.filter(session=None, created_at__lt=now - UNUSED_CONNECTION_RETENTION)
-    return ended.delete()[0] + unused.delete()[0]
+    idle = rows.filter(
+        session__state=SessionState.OPEN,
+        session__strategy=Strategy.DISPATCH,
+        session__last_used_at__lt=now - ROLLING_IDLE_LIMIT,
+    )
+    for row in idle.select_related("session")[:MAX_EXPIRED_AT_ONCE]:
+        if row.session is not None and not has_waiting_calls(row.session):
+            lifecycle.expire_session(row.session, ROLLING_IDLE_LIMIT)
+    closed = rows.filter(session__state=SessionState.CLOSED)
+    last_used = Coalesce(F("session__last_used_at"), F("created_at"))
+    unused = (
+        rows.annotate(last_used=last_used)
+        .filter(last_used__lt=now - UNUSED_CONNECTION_RETENTION)
+        .exclude(session__state=SessionState.OPEN)
+    )
+    return closed.delete()[0] + unused.delete()[0]
 
 
 def clear_caches() -> None:
@@ -310,7 +401,7 @@ def clear_caches() -> None:
         cache.clear()
 
 
-def _limit(cache: dict[str, Any]) -> dict[str, Any]:
+def _limit(cache: dict[K, V]) -> dict[K, V]:
     """Empty a cache that is full."""
     if len(cache) >= MAX_CACHED:
         cache.clear()

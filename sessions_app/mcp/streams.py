@@ -5,17 +5,28 @@ when Toolcrib stops.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterator
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 from django.conf import settings
+from django.db.models import Q, QuerySet
 
+from catalog import cache
+from catalog.models import Revision
 from sessions_app.dispatch import key_revocation
+from sessions_app.dispatch.authorization import Caller
 from sessions_app.ledger import writer as ledger_writer
+from sessions_app.mcp.feature_list import Versions, versions_of
+from sessions_app.mcp.resource_watch import Watches
 from sessions_app.mcp.tool_calls import LIST_CHANGED, PING_SECONDS, start_stream, stream_event
-from sessions_app.models import AgentSession, McpConnection, Strategy
-from toolcrib.lib.asgi import Message, Receive, Send
+from sessions_app.models import AgentSession, McpConnection, Mode, SessionState, Strategy
+from sessions_app.sessions import loading
+from sessions_app.sessions.scope import scope_of_agent, scope_of_session
 from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.protocols.asgi import Message, Receive, Send
 
 POLL_SECONDS = 1.0
 
@@ -67,13 +78,34 @@ class LiveRequest:
 
 
 class NotificationStream:
-    """The GET stream of a handshake connection: reports that its tool list changed."""
+    """The GET stream of a handshake connection: reports changes of its lists and resources."""
 
-    def __init__(self, connection_id: str, url_session_id: str) -> None:
+    def __init__(self, connection_id: str, url_session_id: str, caller: Caller) -> None:
         self.connection_id, self.url_session_id = connection_id, url_session_id
+        self.watches = Watches(caller, self.report_update)
+        self.versions: Versions | None = None
+        self.revision = -1  # of the catalog that these are of
+        self._pending: dict[str, None] = {}  # messages, each once
         self.list_version = 0  # of the session's loads, as the client knows it
+        self.tools_revision = 0  # of the catalog in which new tools were looked for
         self.changed = asyncio.Event()
         self.closed = asyncio.Event()
+
+    def notify(self, message: str) -> None:
+        self._pending[message] = None
+        self.changed.set()
+
+    def report_update(self, uri: str) -> None:
+        method, params = "notifications/resources/updated", {"uri": uri}
+        self.notify(canonical({"jsonrpc": "2.0", "method": method, "params": params}))
+
+    def compare(self, versions: Versions) -> None:
+        """Report changes of the lists of prompts and resources."""
+        before, self.versions = self.versions, versions
+        for name in ("prompts", "resources"):
+            if before is not None and getattr(before, name) != getattr(versions, name):
+                method = f"notifications/{name}/list_changed"
+                self.notify(canonical({"jsonrpc": "2.0", "method": method}))
 
     async def serve(self, receive: Receive, send: Send) -> None:
         await start_stream(send, {b"mcp-session-id": self.connection_id.encode()})
@@ -86,10 +118,12 @@ class NotificationStream:
                 await asyncio.wait(
                     {*ends, changed}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED
                 )
-                data = stream_event(LIST_CHANGED) if changed.done() else b": ping\r\n\r\n"
+                pending, self._pending = self._pending, {}
+                data = b"".join(map(stream_event, pending)) or b": ping\r\n\r\n"
                 changed.cancel()
                 self.changed.clear()
         finally:
+            await self.watches.close()
             for end in ends:
                 end.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -128,11 +162,11 @@ class Streams:
 
     @asynccontextmanager
     async def notifications_of(
-        self, connection_id: str, url_session_id: str
+        self, connection_id: str, url_session_id: str, caller: Caller
     ) -> AsyncIterator[NotificationStream]:
         """Open the stream of a connection, which replaces an earlier one."""
-        stream = NotificationStream(connection_id, url_session_id)
-        await self._compare([stream])
+        stream = NotificationStream(connection_id, url_session_id, caller)
+        await self._compare([stream], _list_versions)
         if (earlier := self.notifications.pop(connection_id, None)) is not None:
             earlier.closed.set()
         self.notifications[connection_id] = stream
@@ -148,16 +182,24 @@ class Streams:
             stream.list_version = max(stream.list_version, list_version)
 
     async def compare_lists(self) -> None:
-        """Notify streams whose session has loaded tools, in whichever process."""
+        """Notify streams whose session has loaded tools, in whichever process, or got new ones."""
         if streams := list(self.notifications.values()):
-            await self._compare(streams)
+            await self._compare(streams, _grown_versions)
 
-    async def _compare(self, streams: list[NotificationStream]) -> None:
-        versions = await ledger_writer.run_off_loop(_list_versions, streams)
+    async def _compare(
+        self,
+        streams: list[NotificationStream],
+        read: Callable[[list[NotificationStream]], dict[str, int]],
+    ) -> None:
+        versions = await ledger_writer.run_off_loop(read, streams)
+        features = await ledger_writer.run_off_loop(_feature_versions, streams)
         for stream in streams:
+            if (found := features.get(stream.connection_id)) is not None:
+                stream.compare(found[0])
+                stream.watches.set(found[1])
             version = versions.get(stream.url_session_id or stream.connection_id, 0)
             if version > stream.list_version and stream.connection_id in self.notifications:
-                stream.changed.set()
+                stream.notify(LIST_CHANGED)
             stream.list_version = max(stream.list_version, version)
 
     async def close_all(self, grace_seconds: float) -> None:
@@ -173,16 +215,65 @@ class Streams:
                 request.end(stopping)
 
 
+def _grown_versions(streams: list[NotificationStream]) -> dict[str, int]:
+    """Return the versions after sessions in full mode got the tools of a new revision."""
+    revision = cache.current().revision
+    behind = [stream for stream in streams if stream.tools_revision != revision]
+    own, in_urls = _session_ids(behind)
+    sessions = AgentSession.objects.with_catalog().filter(mode=Mode.FULL, state=SessionState.OPEN)
+    for rows in (
+        sessions.filter(pk__in=_sessions_of(own)) if own else (),
+        sessions.filter(session_id__in=in_urls) if in_urls else (),
+    ):
+        for session in rows:
+            loading.add_new_tools(session)
+    for stream in behind:
+        stream.tools_revision = revision
+    return _list_versions(streams)
+
+
+def _sessions_of(connection_ids: list[str]) -> QuerySet[McpConnection, Any]:
+    return McpConnection.objects.filter(connection_id__in=connection_ids).values("session")
+
+
+def _session_ids(streams: list[NotificationStream]) -> tuple[list[str], list[str]]:
+    """Return the connections that have a session of their own, and the sessions in URLs."""
+    own = [stream.connection_id for stream in streams if not stream.url_session_id]
+    return own, [stream.url_session_id for stream in streams if stream.url_session_id]
+
+
 def _list_versions(streams: list[NotificationStream]) -> dict[str, int]:
     """Return the versions of loads that are added to tool lists, by session or connection id."""
-    own = [stream.connection_id for stream in streams if not stream.url_session_id]
-    in_urls = [stream.url_session_id for stream in streams if stream.url_session_id]
+    own, in_urls = _session_ids(streams)
     versions: dict[str, int] = {}
     if own:
         connections = McpConnection.objects.filter(connection_id__in=own)
-        injecting = connections.filter(session__strategy=Strategy.INJECT)
-        versions |= dict(injecting.values_list("connection_id", "session__loads_version"))
+        growing = connections.filter(
+            Q(session__strategy=Strategy.INJECT) | Q(session__mode=Mode.FULL)
+        )
+        versions |= dict(growing.values_list("connection_id", "session__loads_version"))
     if in_urls:
-        sessions = AgentSession.objects.filter(session_id__in=in_urls, strategy=Strategy.INJECT)
-        versions |= dict(sessions.values_list("session_id", "loads_version"))
+        growing_sessions = AgentSession.objects.filter(
+            Q(strategy=Strategy.INJECT) | Q(mode=Mode.FULL), session_id__in=in_urls
+        )
+        versions |= dict(growing_sessions.values_list("session_id", "loads_version"))
     return versions
+
+
+def _feature_versions(
+    streams: list[NotificationStream],
+) -> dict[str, tuple[Versions, list[str]]]:
+    """Return versions of the other lists, and subscribed resources, by connection id."""
+    ids = [stream.connection_id for stream in streams]
+    rows = McpConnection.objects.filter(connection_id__in=ids)
+    revision, by_id = Revision.current(), {stream.connection_id: stream for stream in streams}
+    found = {}
+    for row in rows.select_related("key__agent", "session__agent"):
+        stream = by_id[row.connection_id]
+        versions = stream.versions if stream.revision == revision else None
+        if versions is None and row.key.agent is not None:
+            scope = scope_of_session(row.session) if row.session else scope_of_agent(row.key.agent)
+            versions, stream.revision = versions_of(scope), revision
+        if versions is not None:
+            found[row.connection_id] = versions, json.loads(row.subscriptions)
+    return found

@@ -9,15 +9,15 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import mcp_types as types
 from django.conf import settings
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError
 from mcp.shared.inbound import (
     ERROR_CODE_HTTP_STATUS,
     InboundLadderRejection,
@@ -33,35 +33,43 @@ from pydantic import ValidationError
 from catalog import rendering
 from catalog.definitions.public_names import META_TOOLS
 from catalog.models import JsonSchema
+from servers.connections.asking import AskingClient
 from servers.spec import OnProgress
 from sessions_app.dispatch import dispatcher, operations
 from sessions_app.dispatch.authorization import Caller
 from sessions_app.dispatch.planner import CallRequest
+from sessions_app.held_calls import checking
+from sessions_app.held_calls.waiting import watch
 from sessions_app.ledger import writer as ledger_writer
 from sessions_app.ledger.calls import CallResponse
+from sessions_app.mcp import elicitation, questions
 from sessions_app.mcp.errors import Id, ProtocolError, error_message
 from sessions_app.mcp.sessions import (
     Client,
     ConnectionCaller,
     UnknownConnection,
     add_cancellation,
+    elicitation_of,
     take_cancellations,
 )
-from sessions_app.models import CallPath, Strategy
+from sessions_app.models import CallPath, CallState, Strategy
+from sessions_app.scripts import runner
+from sessions_app.scripts.schemas import ScriptIn
 from sessions_app.sessions import search as session_search
 from sessions_app.sessions.loading import SessionEnded
-from sessions_app.sessions.schemas import CallIn, DetailsIn, LoadIn, SearchIn
-from toolcrib.lib.asgi import Scope, Send, content_type_of, send_response
+from sessions_app.sessions.schemas import CallIn, CheckCallIn, DetailsIn, LoadIn, SearchIn
 from toolcrib.lib.errors import DatabaseUnavailable, ToolcribError
 from toolcrib.lib.json_codec import canonical, join_members
+from toolcrib.lib.protocols.asgi import Scope, Send, content_type_of, send_response
+from toolcrib.lib.telemetry import tracing
 
 logger = logging.getLogger(__name__)
 
 METHOD = "tools/call"
 META = "io.modelcontextprotocol/"
 SEARCHES = ("search_tools", "tool_search", "tool_search_regex")
-CALLS = ("deferred_tool_call", "call_tool")
 PING_SECONDS = 15.0
+ANSWER_SECONDS = 20.0  # for the result of a call that its user has just allowed
 CANCELLATION_POLL_SECONDS = 0.5
 MAX_QUEUED_PROGRESS = 100
 SERVER_INFO_META = canonical(
@@ -70,6 +78,8 @@ SERVER_INFO_META = canonical(
 LIST_CHANGED = canonical({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
 # Errors about the request itself, not about the call: HTTP errors instead of results.
 HTTP_ERRORS = frozenset({"unauthorized", "forbidden", "unknown_session"})
+
+SendRequest = Callable[[str, Mapping[str, Any]], None]  # id and parameters of a question
 
 
 @dataclass(frozen=True)
@@ -82,8 +92,18 @@ class ToolCall:
     is_modern: bool
     client: Client | None  # in a modern message
     progress_token: int | str | None
+    capabilities: object  # of the client: in a modern message, or of its connection
+    request_state: str | None  # a repeated call: its state, and the answers of the user
+    input_responses: Mapping[str, Any]
     headers: Mapping[str, str] = field(repr=False)
     size: int = 0  # bytes
+    method: str = METHOD  # or that of a prompt or resource
+    params: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def subject(self) -> questions.Subject:
+        """What an answer of the client's user is about."""
+        return self.method, self.name, self.arguments
 
 
 # --- Checks ---------------------------------------------------------------------------------------
@@ -92,7 +112,11 @@ class ToolCall:
 def parse_call(
     message: Mapping[str, Any], scope: Scope, headers: Mapping[str, str], size: int
 ) -> ToolCall:
-    """Check a message as the protocol version in its headers requires. Raises ProtocolError."""
+    """Check a message as the protocol version in its headers requires. Raises ProtocolError.
+
+    Of `tools/call`, or of another method that is answered as a call.
+    """
+    method: str = message["method"]
     _check_headers(headers)
     request_id: Any = message.get("id")
     is_id = isinstance(request_id, int | str) and not isinstance(request_id, bool)
@@ -104,22 +128,34 @@ def parse_call(
         _check_routing(message, scope, headers)
     params: Any = message.get("params")
     try:
-        validate_client_request(METHOD, version, params)
+        validate_client_request(method, version, params)
     except ValidationError:
         status = 400 if is_modern else 200
         text = "Invalid request parameters"
         raise ProtocolError(status, types.INVALID_PARAMS, text, "") from None
     meta = params.get("_meta") or {}
+    if "traceparent" in meta or "traceparent" in headers:
+        tracing.accept(headers, meta)
     return ToolCall(
         request_id,
-        params["name"],
+        params.get("name") or params.get("uri") or "",
         params.get("arguments") or {},
         is_modern,
-        Client(meta.get(f"{META}clientInfo"), version) if is_modern else None,
+        _client(meta, version) if is_modern else None,
         meta.get("progressToken"),
+        meta.get(f"{META}clientCapabilities"),
+        params.get("requestState"),
+        params.get("inputResponses") or {},
         headers,
         size,
+        method,
+        params,
     )
+
+
+def _client(meta: Mapping[str, Any], version: str) -> Client:
+    elicits = elicitation_of(meta.get(f"{META}clientCapabilities")) is not None
+    return Client(meta.get(f"{META}clientInfo"), version, elicits)
 
 
 def _check_headers(headers: Mapping[str, str]) -> None:
@@ -169,33 +205,77 @@ class Result:
 
     members: Mapping[str, str]
     list_version: int = 0  # version of the session's loads, if they changed the tool list
+    held_call: int | None = None  # whose answer this is; it counts as fetched when it has arrived
+    held_id: str = ""  # id of a call that waits for a person
 
 
-async def run(caller: Caller, call: ToolCall, on_progress: OnProgress | None) -> Result:
+async def run(
+    caller: Caller, call: ToolCall, on_progress: OnProgress | None, send_request: SendRequest
+) -> Result:
     """Run a tool or a meta-tool. Errors that a model can correct are results."""
+    try:
+        return await _run(caller, call, on_progress, send_request)
+    except SessionEnded:
+        if not isinstance(caller, ConnectionCaller):
+            raise
+    await caller.find_session(renew=True)  # a new one, if the last has expired
+    try:
+        return await _run(caller, call, on_progress, send_request)
+    except SessionEnded:
+        raise UnknownConnection from None  # the client then initializes a new connection
+
+
+async def _run(
+    caller: Caller, call: ToolCall, on_progress: OnProgress | None, send_request: SendRequest
+) -> Result:
     try:
         if call.name in SEARCHES:
             return await _search(caller, call)
         if call.name == "load_tools":
             return await _load(caller, call)
         if call.name == "get_tool_details":
-            body = DetailsIn.model_validate(call.arguments)
-            return text_result((await operations.details(caller, body.name, "full")).text)
-        return await _dispatch(caller, call, on_progress)
+            asked = DetailsIn.model_validate(call.arguments)
+            details = await operations.details(caller, asked.name, asked.detail)
+            return text_result(details.text)
+        if call.name == "check_call":
+            checked = CheckCallIn.model_validate(call.arguments)
+            return await _check(caller, checked)
+        if call.name == "run_script":
+            body = ScriptIn.model_validate(call.arguments)
+            key = call.headers.get("idempotency-key")
+            script = runner.ScriptRequest(**dict(body), idempotency_key=key)
+            return _script_result(await runner.run_script(caller, script))
+        if call.is_modern:
+            state = questions.unseal(caller.digest, call.subject, call.request_state)
+            if held_id := state.get("held"):
+                await _take_answer(caller, call, held_id)
+                call = replace(call, request_state=None)
+        return await _dispatch(caller, call, on_progress, send_request)
     except ValidationError as error:
         return _validation_error_result(call.name, error)
-    except SessionEnded:
-        if isinstance(caller, ConnectionCaller):
-            raise UnknownConnection from None  # the client then initializes a new one
-        raise
+
+
+async def _check(caller: Caller, asked: CheckCallIn) -> Result:
+    wait = asked.wait_seconds or 0
+    if asked.run_id is not None:
+        return _script_result(await runner.check_run(caller.digest, asked.run_id, wait))
+    assert asked.call_id is not None  # noqa: S101 - validated
+    return _call_result(await checking.check_call(caller.digest, asked.call_id, wait))
+
+
+def _script_result(body: Mapping[str, Any]) -> Result:
+    return text_result(canonical(body), is_error=body["is_error"])
 
 
 async def _search(caller: Caller, call: ToolCall) -> Result:
     values = dict(call.arguments)
-    if call.name == "tool_search_regex":  # an alias that other products use; it loads its results
-        pattern = values.get("pattern") or values.get("query", "")
-        values = {"load": True, **values, "pattern": pattern}
-    query = session_search.parse_body(SearchIn.model_validate(values))
+    compat = ""
+    if call.name == "tool_search_regex":  # as Logicore has it: it loads its results
+        values["pattern"] = values.get("pattern") or values.pop("query", "")
+        compat = "logicore"
+    is_alias = call.name != "search_tools"
+    body = SearchIn.model_validate(values)
+    query = session_search.parse_body(body, more=not is_alias, compat=compat)
     found = await operations.search(caller, query)
     is_injected = found.context.strategy == Strategy.INJECT and found.newly_loaded
     return text_result(found.text, list_version=found.loads_version if is_injected else 0)
@@ -203,8 +283,12 @@ async def _search(caller: Caller, call: ToolCall) -> Result:
 
 async def _load(caller: Caller, call: ToolCall) -> Result:
     body = LoadIn.model_validate(call.arguments)
-    loaded = await operations.load(caller, body.group_id, body.tool_names)
-    is_injected = loaded.schemas is None and loaded.newly_loaded
+    # Where a provider makes every field required, a model has only the empty list for "all".
+    names = body.tool_names or None
+    loaded = await operations.load(
+        caller, body.group_id, names, confirmed=body.confirm, as_signatures=body.signatures
+    )
+    is_injected = loaded.is_injected and loaded.newly_loaded
     return text_result(
         loaded.as_json(),
         is_error=loaded.error is not None,
@@ -212,25 +296,91 @@ async def _load(caller: Caller, call: ToolCall) -> Result:
     )
 
 
-async def _dispatch(caller: Caller, call: ToolCall, on_progress: OnProgress | None) -> Result:
+async def _dispatch(
+    caller: Caller, call: ToolCall, on_progress: OnProgress | None, send_request: SendRequest
+) -> Result:
+    request = _request(call)
+    if (modes := elicitation_of(call.capabilities)) is None:
+        return _call_result(await dispatcher.call(caller, request, on_progress))
+
+    async def send(client: AskingClient) -> CallResponse:
+        return await dispatcher.call(caller, replace(request, client=client), on_progress)
+
+    answer = await ask_user(caller, call, modes, send, send_request)
+    if isinstance(answer, questions.InputRequired):
+        return Result(answer.members)
+    return _call_result(answer)
+
+
+async def ask_user(
+    caller: Caller,
+    call: ToolCall,
+    modes: Mapping[str, Any],
+    send: questions.Send,
+    send_request: SendRequest,
+) -> CallResponse | questions.InputRequired:
+    """Send a request of a client that can ask its user, and ask what its server wants to know."""
+    request = questions.ClientRequest(
+        key_digest=caller.digest,
+        subject=call.subject,
+        is_modern=call.is_modern,
+        modes=modes,
+        request_state=call.request_state,
+        input_responses=call.input_responses,
+    )
+    ask = questions.asking(call.headers.get("mcp-session-id", ""), send_request)
+    return await questions.run(request, send, ask)
+
+
+def _request(call: ToolCall) -> CallRequest:
     key = call.headers.get("idempotency-key")
     if call.name in META_TOOLS:
         body = CallIn.model_validate(call.arguments)
-        request = CallRequest(body.tool_name, body.arguments, body.timeout, key, size=call.size)
-    else:
-        check = partial(_check_parameter_headers, call) if call.is_modern else None
-        native = CallPath.NATIVE
-        request = CallRequest(call.name, call.arguments, None, key, native, call.size, check)
-    return _call_result(await dispatcher.call(caller, request, on_progress))
+        read_only = call.name == "call_read_only_tool" or bool(body.read_only)
+        return CallRequest(
+            body.tool_name, body.arguments, body.timeout, key, size=call.size, read_only=read_only
+        )
+    check = partial(_check_parameter_headers, call) if call.is_modern else None
+    native = CallPath.NATIVE
+    return CallRequest(call.name, call.arguments, None, key, native, call.size, check)
+
+
+async def _take_answer(caller: Caller, call: ToolCall, call_id: str) -> None:
+    """Decide as the user answered, and wait a moment for the result, which this call then gets."""
+    answer = call.input_responses.get(elicitation.INPUT)
+    take = elicitation.take_answer
+    if await ledger_writer.run_off_loop(take, caller.digest, call_id, answer):
+        await watch.wait(call_id, ANSWER_SECONDS)
+
+
+async def _ask_user(
+    caller: Caller, call: ToolCall, result: Result, responder: "CallResponder"
+) -> Result:
+    """Let the user of the client decide about a held call, if the rule and the client permit."""
+    run = ledger_writer.run_off_loop
+    if call.request_state is not None or not elicitation.is_supported(call.capabilities):
+        return result
+    params = await run(elicitation.find_question, caller.digest, result.held_id)
+    if params is None:
+        return result
+    if call.is_modern:
+        question = {elicitation.INPUT: {"method": elicitation.METHOD, "params": params}}
+        sealed = questions.seal(caller.digest, call.subject, {"held": result.held_id})
+        return Result(questions.asking_members(question, sealed))
+    responder.send_request(f"{elicitation.REQUEST_PREFIX}{result.held_id}", params)
+    await watch.wait(result.held_id, elicitation.WAIT_SECONDS)
+    return _call_result(await checking.check_call(caller.digest, result.held_id, 0))
 
 
 def _call_result(response: CallResponse) -> Result:
     members = {"content": response.content, "isError": "true" if response.is_error else "false"}
-    if response.structured != "null":
+    # What a client runs itself has no result yet; clients validate one by the output schema.
+    if response.structured != "null" and response.state != CallState.CLIENT:
         members["structuredContent"] = response.structured
     if response.meta != "null":
         members["_meta"] = response.meta
-    return Result(members)
+    held_id = response.call_id if response.state == CallState.HELD else ""
+    return Result(members, held_call=response.held_call, held_id=held_id)
 
 
 def text_result(text: str, *, is_error: bool = False, list_version: int = 0) -> Result:
@@ -245,8 +395,14 @@ def _validation_error_result(name: str, error: ValidationError) -> Result:
         f"- {'.'.join(str(part) for part in item['loc']) or 'arguments'}: {item['msg']}"[:300]
         for item in error.errors(include_url=False, include_input=False)[:20]
     ]
-    known = "search_tools" if name in SEARCHES else "deferred_tool_call" if name in CALLS else name
-    tools = rendering.meta_tools(Strategy.DISPATCH)
+    known = {**dict.fromkeys(SEARCHES, "search_tools"), "call_tool": "deferred_tool_call"}.get(
+        name, name
+    )
+    tools = [
+        *rendering.meta_tools(Strategy.DISPATCH),
+        rendering.check_call(has_scripts=True),
+        rendering.run_script(),
+    ]
     schema = next(tool["parameters"] for tool in tools if tool["name"] == known)
     return text_result(
         f"The arguments for {name} do not match its schema:\n{chr(10).join(problems)}\n\n"
@@ -266,7 +422,7 @@ class CallResponder:
         self._call, self._send = call, send
         self._loop = asyncio.get_running_loop()
         self._queue: deque[bytes] = deque(maxlen=MAX_QUEUED_PROGRESS)
-        self.is_stream = False
+        self.is_stream = self._is_ended = False
         self._sending: asyncio.Task[None] | None = None
         self._timer = self._loop.call_later(PING_SECONDS, self._ping)
 
@@ -278,11 +434,18 @@ class CallResponder:
         notification = {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
         self._enqueue(stream_event(canonical(notification)))
 
+    def send_request(self, request_id: str, params: Mapping[str, Any]) -> None:
+        """Ask the client, before the result. Its response arrives with another request."""
+        request = {"jsonrpc": "2.0", "id": request_id, "method": elicitation.METHOD}
+        self._enqueue(stream_event(canonical({**request, "params": params})))
+
     def _ping(self) -> None:
         self._enqueue(b": ping\r\n\r\n")
         self._timer = self._loop.call_later(PING_SECONDS, self._ping)
 
     def _enqueue(self, data: bytes) -> None:
+        if self._is_ended:  # progress of a call that goes on while its client is asked
+            return
         self._queue.append(data)
         if self._sending is None:
             self._sending = self._loop.create_task(self._send_queued())
@@ -315,6 +478,7 @@ class CallResponder:
 
     async def _end(self, status: int, text: str) -> None:
         self.close()
+        self._is_ended = True
         if self._sending is not None:
             await self._sending
         if self.is_stream:
@@ -330,7 +494,7 @@ class CallResponder:
 def _result_message(call: ToolCall, result: Result) -> str:
     members = dict(result.members)
     if call.is_modern:
-        members["resultType"] = '"complete"'
+        members.setdefault("resultType", '"complete"')
         members["_meta"] = _with_server_info(members.get("_meta"))
     return join_members(
         {"jsonrpc": '"2.0"', "id": canonical(call.request_id), "result": join_members(members)}
@@ -358,11 +522,15 @@ def stream_event(message: str) -> bytes:
     return b"event: message\r\ndata: " + message.encode() + b"\r\n\r\n"
 
 
+Run = Callable[[Caller, ToolCall, OnProgress | None, SendRequest], Awaitable[Result]]
+
+
 async def respond(
     caller: Caller,
     call: ToolCall,
     send: Send,
     is_cancelled: Callable[[], bool] = lambda: False,  # by its client
+    run: Run = run,
 ) -> int:
     """Run a call and send its response; return the `list_version` of its result.
 
@@ -371,17 +539,22 @@ async def respond(
     responder = CallResponder(call, send)
     on_progress = responder.report_progress if call.progress_token is not None else None
     try:
-        result = await run(caller, call, on_progress)
+        result = await run(caller, call, on_progress, responder.send_request)
+        if result.held_id:
+            result = await _ask_user(caller, call, result, responder)
     except ProtocolError as error:
         await responder.fail(error)
+        return 0
+    except questions.InvalidState as error:
+        await responder.fail(ProtocolError(400, types.INVALID_PARAMS, error.message))
         return 0
     except ToolcribError as error:
         if error.code in HTTP_ERRORS and not responder.is_stream:
             raise
         result = text_result(f"{error.message}\n\n{error.hint}".strip(), is_error=True)
-    except DatabaseError:
-        logger.exception("Database unavailable during a call over MCP")
-        result = text_result(DatabaseUnavailable().sentence, is_error=True)
+    except (DatabaseError, InterfaceError) as error:
+        logger.error("Database unavailable: %s", error)  # noqa: TRY400 - no traceback needed
+        result = text_result(DatabaseUnavailable(error).sentence, is_error=True)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or not is_cancelled() or task.uncancel():
@@ -391,6 +564,8 @@ async def respond(
     finally:
         responder.close()
     await responder.finish(result)
+    if result.held_call is not None:
+        await checking.confirm_arrival(result.held_call)
     return result.list_version
 
 

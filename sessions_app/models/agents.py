@@ -4,7 +4,7 @@ from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
-from catalog.models import Group
+from catalog.models import Group, PayloadStorage
 
 
 class Strategy(models.TextChoices):
@@ -18,10 +18,17 @@ class Mode(models.TextChoices):
     FULL = "full"
 
 
+class ExistingAgents(models.Manager["Agent"]):
+    """Leaves out deleted agents, whose rows stay as a record."""
+
+    def get_queryset(self) -> models.QuerySet["Agent"]:
+        return super().get_queryset().filter(deleted_at=None)
+
+
 class Agent(models.Model):
     """A caller with API keys, its groups and its limits."""
 
-    name = models.CharField(max_length=80, unique=True)
+    name = models.CharField(max_length=80)
     description = models.TextField(blank=True)
     all_groups = models.BooleanField(default=False)  # including future ones
     groups = models.ManyToManyField(Group, through="AgentGroup", related_name="agents")
@@ -38,12 +45,25 @@ class Agent(models.Model):
     searches_per_minute = models.PositiveIntegerField(default=120)
     cost_per_minute = models.PositiveIntegerField(default=3_000)  # of all requests
     max_sessions = models.PositiveIntegerField(default=100)
+    payload_storage = models.CharField(
+        max_length=7, choices=PayloadStorage.choices, default=PayloadStorage.DEFAULT
+    )
+    code_mode = models.BooleanField(default=False)  # it may run scripts
+    # It runs custom tools itself, so it gets them over MCP too.
+    runs_custom_tools = models.BooleanField(default=False)
     enabled = models.BooleanField(default=True)
     created_at = models.DateTimeField(auto_now_add=True)
+    deleted_at = models.DateTimeField(null=True, blank=True)
+
+    objects = ExistingAgents()
+    with_deleted = models.Manager["Agent"]()
 
     class Meta:
         ordering = ["name"]
         constraints = [
+            models.UniqueConstraint(
+                fields=["name"], condition=Q(deleted_at=None), name="agent_name_unique"
+            ),
             models.CheckConstraint(
                 condition=Q(strategy__in=Strategy.values), name="agent_strategy_known"
             ),
@@ -99,10 +119,6 @@ class ApiKey(models.Model):
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
     last_used_at = models.DateTimeField(null=True, blank=True)
-    # The session of stateless MCP clients that name no session.
-    rolling_session = models.ForeignKey(
-        "AgentSession", null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
-    )
 
     class Meta:
         ordering = ["-id"]

@@ -8,15 +8,21 @@ from django.db.models import Q
 from catalog.models import Definition, Tool
 from servers.models import Server
 from sessions_app.models.agents import Agent
+from sessions_app.models.encryption import EncryptedTextField
+from sessions_app.models.scripts import ScriptRun
 from sessions_app.models.sessions import AgentSession
 
 
 class CallState(models.TextChoices):
+    HELD = "held"  # waits for a person
+    APPROVED = "approved"  # waits for a process that executes it
     ACCEPTED = "accepted"
     SENT = "sent"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     REFUSED = "refused"
+    DENIED = "denied"  # by a person
+    EXPIRED = "expired"  # nobody decided in time
     TIMED_OUT = "timed_out"
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
@@ -24,12 +30,18 @@ class CallState(models.TextChoices):
 
 
 IN_FLIGHT = (CallState.ACCEPTED, CallState.SENT)
+WAITING = (CallState.HELD, CallState.APPROVED)
+UNFINISHED = (*WAITING, *IN_FLIGHT)
+NOT_RUN = (CallState.REFUSED, CallState.DENIED, CallState.EXPIRED)
 
 
 class CallPath(models.TextChoices):
     DISPATCH = "dispatch"
     NATIVE = "native"
     TRY = "try"
+    PROMPT = "prompt"  # a prompt that was got
+    RESOURCE = "resource"  # a resource that was read
+    SCRIPT = "script"
 
 
 def new_call_id() -> str:
@@ -49,6 +61,10 @@ class Call(models.Model):
         Agent, null=True, blank=True, on_delete=models.CASCADE, related_name="calls",
         db_index=False,
     )  # fmt: skip
+    run = models.ForeignKey(  # indexed by call_by_run
+        ScriptRun, null=True, blank=True, on_delete=models.SET_NULL, related_name="calls",
+        db_index=False,
+    )  # fmt: skip
     actor = models.CharField(max_length=200, blank=True)  # the user, for calls without an agent
     tool = models.ForeignKey(Tool, null=True, blank=True, on_delete=models.SET_NULL, db_index=False)
     tool_name = models.CharField(max_length=200)  # public name, or the requested name if unknown
@@ -60,7 +76,7 @@ class Call(models.Model):
     path = models.CharField(max_length=8, choices=CallPath.choices, default=CallPath.DISPATCH)
     idempotency_key = models.CharField(max_length=255, null=True, blank=True)  # noqa: DJ001 - unique allows repeated nulls
     request_digest = models.CharField(max_length=64, blank=True)
-    arguments = models.TextField(default="{}")  # JSON, redacted, truncated
+    arguments = EncryptedTextField(default="{}")  # JSON, redacted, truncated; "" is not stored
     state = models.CharField(max_length=9, choices=CallState.choices)
     is_error = models.BooleanField(default=False)
     implicit_load = models.BooleanField(default=False)
@@ -72,7 +88,7 @@ class Call(models.Model):
     tokens = models.PositiveIntegerField(default=0)
     result_bytes = models.PositiveBigIntegerField(default=0)
     result_sha256 = models.CharField(max_length=64, blank=True)
-    result_copy = models.TextField(blank=True)  # JSON, redacted, truncated
+    result_copy = EncryptedTextField(blank=True)  # JSON, redacted, truncated
     error_code = models.CharField(max_length=40, blank=True)
     error_message = models.TextField(blank=True)
     note = models.TextField(blank=True)  # added later, for example for a late response
@@ -93,7 +109,14 @@ class Call(models.Model):
                 condition=Q(state__in=["accepted", "sent"]),
                 name="call_in_flight",
             ),
+            models.Index(
+                fields=["state", "id"],
+                condition=Q(state__in=["held", "approved"]),
+                name="call_waiting",
+            ),
             models.Index(fields=["session", "id"], name="call_by_session"),
+            models.Index(fields=["run", "id"], condition=Q(run__isnull=False), name="call_by_run"),
+            models.Index(fields=["id"], condition=~Q(error_code=""), name="call_failed"),
             models.Index(fields=["tool", "-accepted_at"], name="call_by_tool"),
             # Covering index for usage statistics: a row holds kilobytes of payload.
             models.Index(
@@ -122,10 +145,13 @@ class Call(models.Model):
 
 
 class CallAnswer(models.Model):
-    """The full response to a call with an idempotency key, stored for a day to be replayed."""
+    """The full response to a call with an idempotency key, stored for a day to be replayed.
+
+    For the calling agent alone: on no page, in no export and in no backup.
+    """
 
     call = models.OneToOneField(Call, on_delete=models.CASCADE, related_name="answer")
-    body = models.TextField()  # JSON
+    body = EncryptedTextField()  # JSON
     created_at = models.DateTimeField(auto_now_add=True)
 
     def __str__(self) -> str:
@@ -141,6 +167,9 @@ class EventKind(models.TextChoices):
     IMPLICIT_LOAD = "implicit_load"
     CALLED = "called"
     REFUSED = "refused"
+    HELD = "held"
+    DECIDED = "decided"
+    SCRIPT = "script"
     FORKED = "forked"
     RESUMED = "resumed"
     CLOSED = "closed"

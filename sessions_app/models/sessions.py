@@ -6,9 +6,12 @@ from typing import Self
 
 from django.db import models
 from django.db.models import Q
+from django.utils import timezone
 
 from catalog.models import CatalogSnapshot, Definition, Tool
 from sessions_app.models.agents import Agent, ApiKey, Mode, Strategy
+from sessions_app.models.encryption import EncryptedTextField
+from toolcrib.lib.figures import TokenFigures
 
 
 class SessionState(models.TextChoices):
@@ -49,11 +52,17 @@ class AgentSession(models.Model):
     state = models.CharField(max_length=8, choices=SessionState.choices, default=SessionState.OPEN)
     model = models.CharField(max_length=200, blank=True)
     context_window = models.PositiveBigIntegerField(null=True, blank=True)
+    tool_threshold = models.PositiveIntegerField(null=True, blank=True)  # null: the agent's
     wanted_groups = models.JSONField(null=True, blank=True)  # group keys; null: all of the agent's
     wanted_servers = models.JSONField(null=True, blank=True)  # slugs; null: any
     without_mcp = models.BooleanField(default=False)
-    metadata = models.TextField(default="{}")  # JSON
-    created_at = models.DateTimeField(auto_now_add=True)
+    # Opened over MCP by an agent that does not run custom tools.
+    without_custom = models.BooleanField(default=False)
+    # Whether its client can ask its user, so that it gets tools which need that.
+    elicits = models.BooleanField(default=False)
+    # JSON. Given back to its agent as it was, and redacted for people.
+    metadata = EncryptedTextField(default="{}", only_with_secrets=True)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
     last_used_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True, blank=True)
     # Token ledger: baseline (all schemas), tokens sent by source, and loaded definitions.
@@ -67,6 +76,8 @@ class AgentSession(models.Model):
     errors = models.PositiveIntegerField(default=0)
     # Increases whenever the loaded tools or the shown definitions change.
     loads_version = models.PositiveIntegerField(default=0)
+    # Increases whenever a call of the session is held; 0 if none ever was.
+    holds_version = models.PositiveIntegerField(default=0)
 
     objects = SessionQuerySet.as_manager()
 
@@ -83,19 +94,21 @@ class AgentSession(models.Model):
         indexes = [
             models.Index(fields=["agent", "state", "last_used_at"], name="session_by_agent_state"),
             models.Index(fields=["state", "last_used_at"], name="session_by_state"),
+            models.Index(fields=["created_at"], name="session_by_creation"),
         ]
 
     def __str__(self) -> str:
         return self.session_id
 
     @property
-    def tokens_discovery(self) -> int:
-        """Return the tokens spent on tool discovery: results of calls cost the same without it."""
-        return self.tokens_catalog + self.tokens_search + self.tokens_load
-
-    @property
-    def tokens_delivered(self) -> int:
-        return self.tokens_discovery + self.tokens_call
+    def token_figures(self) -> TokenFigures:
+        return TokenFigures(
+            baseline=self.tokens_all,
+            catalog=self.tokens_catalog,
+            searches=self.tokens_search,
+            definitions=self.tokens_load,
+            results=self.tokens_call,
+        )
 
     @property
     def duration(self) -> timedelta:
@@ -158,6 +171,23 @@ def new_connection_id() -> str:
     return secrets.token_hex(16)
 
 
+class RollingSession(models.Model):
+    """The session of stateless MCP clients that name no session: one for each label of a key."""
+
+    key = models.ForeignKey(ApiKey, on_delete=models.CASCADE, related_name="rolling_sessions")
+    label = models.CharField(max_length=64)  # digest of client, name of the session, and mode
+    session = models.ForeignKey(AgentSession, on_delete=models.CASCADE, related_name="+")
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.UniqueConstraint(fields=["key", "label"], name="rolling_session_once_per_label")
+        ]
+
+    def __str__(self) -> str:
+        return self.label
+
+
 class McpConnection(models.Model):
     """A connection of an MCP client that did the handshake (protocol versions before 2026).
 
@@ -174,7 +204,11 @@ class McpConnection(models.Model):
     client = models.TextField(default="{}")  # JSON: name and version, as the client reports them
     capabilities = models.TextField(default="{}")  # JSON, as the client declared them
     strategy = models.CharField(max_length=8, choices=Strategy.choices, blank=True)  # from the URL
+    mode = models.CharField(max_length=8, choices=Mode.choices, blank=True)  # likewise
     cancelled = models.TextField(default="[]")  # JSON: ids of requests to cancel
+    # JSON: [id, response] of what its user answered, for the process that asked.
+    answers = EncryptedTextField(default="[]")
+    subscriptions = models.TextField(default="[]")  # JSON: URIs of resources
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from ninja import Router, Schema, Status
 
 from catalog.models import GoldenQuery, GoldenRun, Revision
@@ -12,12 +12,12 @@ from sessions_app.playground import golden_runs
 from sessions_app.playground import search as playground_search
 from sessions_app.usage import searches
 from sessions_app.usage.filters import RANGES, UsageFilter
-from toolcrib.lib.api_schemas import ERRORS, Strict
+from toolcrib.lib.api_schemas import ERRORS, Strict, set_location
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import check_limit, cut_page
 from toolcrib.lib.roles import key_actor
 
-EXPLANATION = ("name", "rank", "reasons", "bm25", "embedding")
+EXPLANATION = ("name", "rank", "reasons", "bm25", "embedding", "score", "hint")
 
 router = Router(tags=["search"])
 
@@ -92,11 +92,11 @@ def try_search(
     agent: str = "",
     strategy: str = "",
     server: str = "",
-    limit: int = 10,
+    limit: int | None = None,
 ) -> dict[str, Any]:
     """Return the search response for a new session of this agent, or of any agent (all groups).
 
-    Nothing is recorded. `why` lists the reasons for each result.
+    Nothing is recorded. `why` lists the reasons for each result, and the hint that brought it.
     """
     params = playground_search.PlaygroundQuery(
         query=pattern or query,
@@ -104,7 +104,7 @@ def try_search(
         agent=agent,
         strategy=strategy,
         server=server,
-        limit=max(1, min(50, limit)),
+        limit=0 if limit is None else max(1, min(50, limit)),
     )
     result = playground_search.run_query(params)
     if result.error:
@@ -125,12 +125,15 @@ def list_golden(request: HttpRequest, limit: int = 50, cursor: int = 0) -> dict[
 
 
 @router.post("/golden", response={201: GoldenOut, **ERRORS})
-def mark_golden(request: HttpRequest, body: GoldenIn) -> Status[GoldenQuery]:
+def mark_golden(
+    request: HttpRequest, response: HttpResponse, body: GoldenIn
+) -> Status[GoldenQuery]:
     """Set the expected tools of a query and run it."""
     golden = golden_queries.set_expected_tools(
         body.query, body.tools, origin="api", actor=key_actor(request)
     )
     golden_runs.run_one(golden)
+    set_location(response, "search", "golden", golden.pk)
     return Status(201, golden_queries.find_golden_query(golden.pk))
 
 
@@ -148,6 +151,14 @@ def standing(request: HttpRequest, limit: int = 10) -> dict[str, Any]:
 def run_golden(request: HttpRequest) -> GoldenRun:
     """Run all golden queries now, even if the catalog has not changed."""
     return golden_runs.run_now()
+
+
+@router.get(
+    "/golden/{golden_id}", response={200: GoldenOut, **ERRORS}, operation_id="get_golden_query"
+)
+def get_golden_query(request: HttpRequest, golden_id: int) -> GoldenQuery:
+    """Get a golden query with its expected tools and latest ranks."""
+    return golden_queries.find_golden_query(golden_id)
 
 
 @router.post("/golden/{golden_id}/accept", response={200: GoldenOut, **ERRORS})

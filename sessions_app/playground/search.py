@@ -7,7 +7,7 @@ query, and why the agent does not get them.
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -15,14 +15,16 @@ from typing import Any
 import re2
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Q
 from django.http import QueryDict
 
 from catalog import audit, cache, rendering
 from catalog.audit import Actor
 from catalog.cache import CachedTool, CatalogCache
-from catalog.models import HintKind, Tool, ToolHint
+from catalog.models import HintKind, HintSource, Tool, ToolHint
 from catalog.search.embeddings import store as vector_store
-from catalog.search.engine import MAX_HITS, MAX_QUERY_LENGTH, RANKED_STRATEGIES, Hit, SearchResult
+from catalog.search.engine import MAX_HITS, MAX_QUERY_LENGTH, Hit, SearchResult
+from catalog.search.rankers import RANKED_STRATEGIES
 from catalog.search.tokenizer import normalize_name, tokenize
 from catalog.tools import detail
 from sessions_app.agents.queries import find_agent
@@ -30,7 +32,7 @@ from sessions_app.models import Agent, AgentSession, Mode
 from sessions_app.playground.golden_runs import any_agent
 from sessions_app.sessions import lifecycle, loading, scope
 from sessions_app.sessions import search as session_search
-from sessions_app.sessions.schemas import OpenIn
+from sessions_app.sessions.schemas import OpenIn, SearchIn
 from sessions_app.sessions.scope import SessionScope
 from sessions_app.sessions.search import SessionQuery
 from sessions_app.usage.searches import TEST_SESSION_KEY
@@ -39,6 +41,9 @@ from toolcrib.lib.request import text
 
 MAX_HIDDEN_TOOLS = 5
 MAX_EXAMPLES = 3
+MAX_COMPARED_HITS = 5  # hits whose hints are compared with the query by the model
+MAX_COMPARED_HINTS = 10  # of each
+MIN_HINT_SIMILARITY = 0.45  # cosine
 MIN_PART_LENGTH = 3  # characters of a query that is matched against parts of names
 Parts = list[tuple[bool, str]]  # (highlighted, text)
 WORD = re.compile(r"[^\W_]+")
@@ -53,7 +58,7 @@ class PlaygroundQuery:
     agent: str = ""  # empty: any agent, with all groups
     strategy: str = ""  # empty: the default strategy
     server: str = ""
-    limit: int = 10
+    limit: int = 0  # 0: as for an agent that gives no limit
 
     @classmethod
     def read(cls, params: QueryDict) -> "PlaygroundQuery":
@@ -64,16 +69,16 @@ class PlaygroundQuery:
             agent=text(params, "agent"),
             strategy=strategy if strategy in RANKED_STRATEGIES else "",
             server=text(params, "server"),
-            limit=max(1, min(int(limit), MAX_HITS)) if limit.isdecimal() else 10,
+            limit=min(int(limit), MAX_HITS) if limit.isdecimal() and len(limit) < 10 else 0,
         )
 
     @property
     def as_query(self) -> SessionQuery:
-        if self.mode == "regex":
-            return SessionQuery(pattern=self.query, server=self.server, limit=self.limit)
-        return SessionQuery(
-            query=self.query, strategy=self.strategy, server=self.server, limit=self.limit
-        )
+        field = "pattern" if self.mode == "regex" else "query"
+        strategy = self.strategy if self.mode == "words" else ""
+        values = {field: self.query, "strategy": strategy or None, "server": self.server}
+        body = SearchIn.model_validate({**values, "limit": self.limit or None})
+        return session_search.parse_body(body)
 
 
 @dataclass(frozen=True)
@@ -99,17 +104,17 @@ def run_query(params: PlaygroundQuery) -> PlaygroundResult:
         agent_scope, query = scope.scope_of_agent(agent), params.as_query
         index = agent_scope.index  # built before the timer starts: sessions reuse a cached index
         start = time.perf_counter()
-        matches, missing = session_search.search_scope(agent_scope, query, explain=True)
+        matches, _, missing = session_search.search_scope(agent_scope, query, explain=True)
         preloaded = _preloaded_names(agent, agent_scope)
         answer = session_search.search_response(
-            agent_scope, query, matches, missing, pins={}, is_shown=preloaded.__contains__
+            agent_scope, query, matches, missing, pins={}, is_loaded=preloaded.__contains__
         )
         seconds = time.perf_counter() - start
     except ToolcribError as error:
         return PlaygroundResult(error=error)
     return PlaygroundResult(
         answer=answer,
-        hits=_hits(agent_scope, params, matches, answer["tools"]),
+        hits=_hits(agent_scope, params, matches, preloaded),
         hidden=_hidden_tools(agent_scope, params, matches),
         similar_names=[name for name in answer.get("suggestions", []) if name in agent_scope.tools],
         note=matches.note,
@@ -121,7 +126,11 @@ def run_query(params: PlaygroundQuery) -> PlaygroundResult:
 def _preloaded_names(agent: Agent, agent_scope: SessionScope) -> set[str]:
     """Return the tools a new session has without loading: the response marks them `loaded`."""
     decision = lifecycle.choose_mode(
-        agent, agent.mode, len(agent_scope.offered), agent_scope.tokens_all, None
+        lifecycle.Thresholds.of(agent),
+        agent.mode,
+        len(agent_scope.offered),
+        agent_scope.tokens_all,
+        None,
     )
     if decision.mode == Mode.FULL:
         return {tool.name for tool in agent_scope.offered}
@@ -133,25 +142,65 @@ def _hits(
     agent_scope: SessionScope,
     params: PlaygroundQuery,
     matches: SearchResult,
-    entries: Sequence[dict[str, Any]],
+    preloaded: Collection[str],
 ) -> list[dict[str, Any]]:
+    tools = [agent_scope.tools[hit.name] for hit in matches.hits]
+    hints = _closest_hints(params, matches.hits, tools)
     return [
         {
             "rank": rank,
             "name": hit.name,
             "name_parts": _highlight(hit.name, params, hit),
-            "stub": _highlight(
-                rendering.summary(agent_scope.tools[hit.name].description), params, hit
-            ),
-            "tokens": entry["tokens"],
-            "loaded": entry["loaded"],
-            "score": entry.get("score"),
+            "stub": _highlight(rendering.summary(tool.description), params, hit),
+            "tokens": tool.tokens,
+            "loaded": hit.name in preloaded,
+            "score": None if hit.score is None else round(hit.score, 3),
             "bm25": hit.bm25,
             "embedding": hit.embedding,
             "reasons": hit.reasons,
+            "hint": hints.get(tool.tool_id),
         }
-        for rank, (hit, entry) in enumerate(zip(matches.hits, entries, strict=True), 1)
+        for rank, (hit, tool) in enumerate(zip(matches.hits, tools, strict=True), 1)
     ]
+
+
+def _closest_hints(
+    params: PlaygroundQuery, hits: Sequence[Hit], tools: Sequence[CachedTool]
+) -> dict[int, dict[str, str]]:
+    """Return the hint that brought each hit, by tool: text and source.
+
+    A hint counts if it has words of the query that name and description lack, or for the first
+    hits, if it is similar to the query.
+    """
+    rows: dict[int, list[ToolHint]] = {}
+    found = ToolHint.objects.active().filter(tool__in=[tool.tool_id for tool in tools])
+    for row in found.filter(Q(agent=None) | Q(agent__name=params.agent)).order_by("pk"):
+        rows.setdefault(row.tool_id, []).append(row)
+    closest: dict[int, dict[str, str]] = {}
+    for rank, (hit, tool) in enumerate(zip(hits, tools, strict=True)):
+        known = {*tokenize(tool.name), *tokenize(tool.description)}
+        words = {term for word in hit.matched for term in tokenize(word)} - known
+        scored = [(len(words & {*tokenize(row.text)}), row) for row in rows.get(tool.tool_id, ())]
+        shared = max((count for count, _ in scored), default=0)
+        brought = next((row for count, row in scored if count == shared), None)
+        if not shared:
+            compared = [row for _, row in scored[:MAX_COMPARED_HINTS]]
+            is_first = rank < MAX_COMPARED_HITS
+            brought = _most_similar(params.query, compared) if is_first else None
+        if brought is not None:
+            closest[tool.tool_id] = {"text": brought.text, "source": brought.source}
+    return closest
+
+
+def _most_similar(query: str, hints: Sequence[ToolHint]) -> ToolHint | None:
+    """Return the hint most similar to a query, if one is; None without a loaded model."""
+    if not hints or vector_store.model.encoder is None:
+        return None
+    encode = vector_store.installation_vectors.encode
+    vector = encode([query])[0]
+    cosines = [float(encode([hint.text])[0] @ vector) for hint in hints]
+    best = max(range(len(hints)), key=cosines.__getitem__)
+    return hints[best] if cosines[best] >= MIN_HINT_SIMILARITY else None
 
 
 def _highlight(text: str, params: PlaygroundQuery, hit: Hit) -> Parts:
@@ -210,7 +259,7 @@ def _tools_by_name(catalog: CatalogCache) -> dict[str, list[CachedTool]]:
 def _matches_in_all_groups(params: PlaygroundQuery) -> list[CachedTool]:
     """Return the results for an agent with all groups."""
     full_scope = scope.scope_of_agent(any_agent())
-    matches, _ = session_search.search_scope(full_scope, params.as_query)
+    matches, _, _ = session_search.search_scope(full_scope, params.as_query)
     return [full_scope.tools[hit.name] for hit in matches.hits]
 
 
@@ -242,8 +291,8 @@ def embedding_progress() -> dict[str, int] | None:
 
 def example_queries() -> list[str]:
     """Return example queries: those of admins first, then summaries of tools."""
-    hints = ToolHint.objects.filter(kind=HintKind.EXAMPLE).order_by("pk")
-    queries = list(hints.values_list("text", flat=True)[:MAX_EXAMPLES])
+    hints = ToolHint.objects.active().filter(kind=HintKind.EXAMPLE, source=HintSource.ADMIN)
+    queries = list(hints.order_by("pk").values_list("text", flat=True)[:MAX_EXAMPLES])
     for group in cache.current().groups:
         for member in group.offered[:1]:
             words = rendering.summary(member.tool.description).rstrip(".…").split()

@@ -10,16 +10,20 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_http_methods
 
+from catalog import audit
 from catalog.models import Tool
 from catalog.tools.actions import parse_tool_text
 from catalog.tools.queries import find_defined_tool
 from sessions_app.agents.snippets import sample_arguments
 from sessions_app.dispatch import dispatcher
+from sessions_app.ledger import event_details
+from sessions_app.models import Call
 from sessions_app.playground.try_tool import EMPTY_VALUES, confirmation_reason, form_fields
 from sessions_app.review import content, timeline
 from toolcrib.lib import payloads
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.json_codec import canonical, digest
+from toolcrib.lib.request import text
 from toolcrib.lib.roles import actor_of, admin_required
 
 
@@ -47,7 +51,7 @@ class TryForm(forms.Form):
 @admin_required
 def try_tool(request: HttpRequest, public_name: str) -> HttpResponse:
     tool = find_defined_tool(public_name)
-    body = tool.definition.tool if tool.definition else {}
+    body = tool.served.tool if tool.served else {}
     value = body.get("annotations")
     annotations = value if isinstance(value, dict) else {}
     context: dict[str, Any] = {
@@ -62,9 +66,21 @@ def try_tool(request: HttpRequest, public_name: str) -> HttpResponse:
         context["form"] = form = TryForm(request.POST)
         status = _submit(request, tool, form, context)
     else:
-        skeleton = content.pretty_json(sample_arguments(body["inputSchema"], EMPTY_VALUES))
-        context["form"] = TryForm(initial={"arguments": skeleton})
+        arguments, context["replayed"] = _initial_arguments(request, body["inputSchema"], tool)
+        context["form"] = TryForm(initial={"arguments": content.pretty_json(arguments)})
     return render(request, "sessions_app/playground/try_tool.html", context, status=status)
+
+
+def _initial_arguments(request: HttpRequest, schema: Any, tool: Tool) -> tuple[object, Call | None]:
+    """Return the stored arguments of the call to repeat, or empty ones."""
+    call_id = text(request.GET, "call", 60)
+    call = Call.objects.filter(call_id=call_id, tool=tool).first() if call_id else None
+    stored = event_details.read_object(call.arguments) if call else {}
+    if call is None or not stored or stored.get("cut") is True:
+        return sample_arguments(schema, EMPTY_VALUES), None
+    if call.session is not None:
+        audit.record_read(actor_of(request), "session.read", call.session)
+    return stored, call
 
 
 def _submit(request: HttpRequest, tool: Tool, form: TryForm, context: dict[str, Any]) -> int:
@@ -77,8 +93,15 @@ def _submit(request: HttpRequest, tool: Tool, form: TryForm, context: dict[str, 
     if context["confirmation_reason"] and request.POST.get("seen") != confirmation:
         context |= {"confirmation": confirmation, "to_confirm": content.pretty_json(arguments)}
         return 200
+    is_confirmed = request.POST.get("seen") == confirmation
     try:
-        response = async_to_sync(dispatcher.try_tool)(tool, arguments, actor=actor_of(request))
+        response = async_to_sync(dispatcher.try_tool)(
+            tool, arguments, actor=actor_of(request), is_confirmed=is_confirmed
+        )
+    except dispatcher.ConfirmationRequired as error:  # a rule holds the call
+        context |= {"confirmation": confirmation, "to_confirm": content.pretty_json(arguments)}
+        context["confirmation_reason"] = error.message
+        return 200
     except ToolcribError as error:
         form.add_error(None, error.sentence)
         return error.status
@@ -87,7 +110,7 @@ def _submit(request: HttpRequest, tool: Tool, form: TryForm, context: dict[str, 
 
 
 def _confirmation_digest(tool: Tool, arguments: Mapping[str, Any]) -> str:
-    definition = tool.definition.sha256 if tool.definition else ""
+    definition = tool.served.sha256 if tool.served else ""
     return digest(ascii(f"{tool.public_name} {definition} {canonical(arguments)}"))
 
 

@@ -1,5 +1,6 @@
 """Search pages: test a query, golden queries, unmet searches."""
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -10,11 +11,11 @@ from django.views.decorators.http import require_POST, require_safe
 
 from catalog.models import GoldenQuery, GoldenRun
 from catalog.search import golden_queries as golden
-from catalog.search.engine import RANKED_STRATEGIES
+from catalog.search.rankers import RANKED_STRATEGIES
 from servers.models import Server
 from sessions_app.agents.queries import find_agent
 from sessions_app.models import Agent
-from sessions_app.playground import golden_runs
+from sessions_app.playground import golden_exchange, golden_runs
 from sessions_app.playground import search as playground_search
 from sessions_app.playground.search import PlaygroundQuery
 from sessions_app.usage import searches
@@ -26,21 +27,30 @@ from toolcrib.lib.request import (
     is_htmx_fragment,
     page_tabs,
     redirect_back,
+    text,
 )
-from toolcrib.lib.roles import actor_of, admin_required, operator_required
+from toolcrib.lib.roles import actor_of, admin_required, operator_required, viewer_required
 from toolcrib.lib.text import plural
 
 LIMITS = (5, 10, 20, 50)
-TABS = {"playground": "Test a query", "golden": "Golden queries", "missed": "Unmet searches"}
+TABS = {
+    "playground": "Test a query",
+    "golden": "Golden queries",
+    "hints": "Hints",
+    "missed": "Unmet searches",
+}
+GOLDEN_ORIGINS = {"agents", "hint"}  # that a form may name, besides the playground
 
 
-def _tabs(current: str, regressions: int) -> list[dict[str, object]]:
+def search_tabs(current: str, regressions: int | None = None) -> list[dict[str, object]]:
+    if regressions is None:
+        regressions = golden.count_regressions()
     counts = {"golden": plural(regressions, "regression") if regressions else None}
     return page_tabs(TABS, current, counts=counts)
 
 
 @require_safe
-@operator_required
+@viewer_required
 def search(request: HttpRequest) -> HttpResponse:
     params = PlaygroundQuery.read(request.GET)
     result = playground_search.run_query(params) if params.query else None
@@ -57,12 +67,12 @@ def search(request: HttpRequest) -> HttpResponse:
         return announce(response, _announcement(result))
     regressions = golden.list_regressions()
     context |= {
-        "tabs": _tabs("playground", len(regressions)),
+        "tabs": search_tabs("playground", len(regressions)),
         "regressions": regressions,
         "agents": choices(Agent.objects.values_list("name", flat=True), params.agent),
         "servers": choices(Server.objects.values_list("slug", flat=True), params.server),
         "strategies": RANKED_STRATEGIES,
-        "limits": sorted({*LIMITS, params.limit}),
+        "limits": sorted({*LIMITS, params.limit} - {0}),
         "recent_queries": searches.recent_queries(),
         "progress": playground_search.embedding_progress(),
     }
@@ -70,7 +80,7 @@ def search(request: HttpRequest) -> HttpResponse:
 
 
 @require_safe
-@operator_required
+@viewer_required
 def progress(request: HttpRequest) -> HttpResponse:
     """Render the embedding progress, which the page polls."""
     context = {"progress": playground_search.embedding_progress()}
@@ -104,7 +114,8 @@ def mark(request: HttpRequest) -> HttpResponse:
             golden.remove(existing, actor=actor)
             message = f"Removed golden query “{existing.query}”."
         else:
-            origin = "agents" if request.POST.get("origin") == "agents" else "playground"
+            origin = request.POST.get("origin", "")
+            origin = origin if origin in GOLDEN_ORIGINS else "playground"
             row = golden.set_expected_tools(query, expected, origin=origin, actor=actor)
             golden_runs.run_one(row)
             message = f"Expected tool for “{row.query}”: {', '.join(row.right)}. "
@@ -127,13 +138,13 @@ def load(request: HttpRequest) -> HttpResponse:
 
 
 @require_safe
-@operator_required
+@viewer_required
 def golden_queries(request: HttpRequest) -> HttpResponse:
     rows = list(golden.queries())
     regressions = [row for row in rows if any(result.broke for result in row.results.all())]
     runs = list(GoldenRun.objects.exclude(finished_at=None)[:20])
     context = {
-        "tabs": _tabs("golden", len(regressions)),
+        "tabs": search_tabs("golden", len(regressions)),
         "regressions": regressions,
         "total": len(rows),
         "rows": [_ranks(row) for row in rows if row not in regressions],
@@ -141,8 +152,48 @@ def golden_queries(request: HttpRequest) -> HttpResponse:
         "run": runs[0] if runs else None,
         "scores": _scores(runs, rows),
         "run_due": bool(rows) and golden_runs.is_due(),
+        "runs": [_run_row(run) for run in runs[:10]],
+        "new_query": text(request.GET, "query"),
+        "new_tools": text(request.GET, "tools"),
     }
     return render(request, "sessions_app/playground/golden.html", context)
+
+
+@require_POST
+@admin_required
+def golden_add(request: HttpRequest) -> HttpResponse:
+    """Add one query, or import lines of CSV."""
+    with errors_as_messages(request):
+        if lines := request.POST.get("lines", ""):
+            rows = golden_exchange.read_csv(lines)
+        else:
+            tools = re.split(r"[\s,]+", request.POST.get("tools", "").strip())
+            rows = [[request.POST.get("query", ""), *tools]]
+        added = golden.import_rows(rows, origin="playground", actor=actor_of(request))
+        if len(added) == 1:
+            golden_runs.run_one(added[0])
+        messages.success(request, f"Saved {plural(len(added), 'golden query', 'golden queries')}.")
+    return redirect("golden")
+
+
+@require_safe
+@operator_required
+def golden_export(request: HttpRequest) -> HttpResponse:
+    """Download all golden queries as CSV, in the form that the page imports."""
+    body = golden_exchange.write_csv(golden.queries())
+    response = HttpResponse(body, content_type="text/csv; charset=utf-8")
+    response["Content-Disposition"] = 'attachment; filename="golden-queries.csv"'
+    return response
+
+
+def _run_row(run: GoldenRun) -> dict[str, Any]:
+    ordered = [run.scores.get(strategy) for strategy in golden.STRATEGIES]
+    return {
+        "finished_at": run.finished_at,
+        "revision": run.revision,
+        "ordered": ordered,
+        "broke": sum(score["broke"] for score in ordered if score),
+    }
 
 
 def _ranks(row: GoldenQuery) -> dict[str, Any]:
@@ -202,11 +253,11 @@ def golden_run(request: HttpRequest) -> HttpResponse:
 
 
 @require_safe
-@operator_required
+@viewer_required
 def not_found(request: HttpRequest) -> HttpResponse:
     filters = UsageFilter.read(request.GET)
     context = {
-        "tabs": _tabs("missed", golden.count_regressions()),
+        "tabs": search_tabs("missed"),
         **filter_context(filters),
         "report": searches.report(filters),
         "searches_read": searches.MAX_SEARCHES,

@@ -6,6 +6,7 @@ from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse
 from ninja import Router
 
+from catalog import audit
 from catalog.tools.queries import find_defined_tool
 from sessions_app.dispatch import dispatcher
 from sessions_app.review import queries as review_queries
@@ -20,6 +21,7 @@ router = Router()
 
 class TryIn(Strict):
     arguments: dict[str, Any] = {}
+    confirm: bool = False  # call the tool although a rule holds the call
 
 
 @router.get(
@@ -27,7 +29,9 @@ class TryIn(Strict):
 )
 def export(request: HttpRequest, session_id: str) -> dict[str, Any]:
     """Export one session: its metadata, timeline and calls."""
-    return review_queries.export_session(lifecycle.find_session(None, session_id))
+    session = lifecycle.find_session(None, session_id)
+    audit.record(key_actor(request), "session.export", session)
+    return review_queries.export_session(session)
 
 
 @router.post("/tools/{name}/try", response={200: CallOut, **ERRORS}, by_alias=True, tags=["tools"])
@@ -35,5 +39,7 @@ async def try_tool(request: HttpRequest, name: str, body: TryIn) -> HttpResponse
     """Call a tool outside any session, as an admin. The call is recorded as a trial."""
     check_value(body.arguments, "/arguments")
     tool = await sync_to_async(find_defined_tool)(name)
-    response = await dispatcher.try_tool(tool, body.arguments, actor=key_actor(request))
+    response = await dispatcher.try_tool(
+        tool, body.arguments, actor=key_actor(request), is_confirmed=body.confirm
+    )
     return HttpResponse(response.as_json(), content_type="application/json")

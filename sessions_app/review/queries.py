@@ -1,24 +1,51 @@
 """Session queries: the filtered list, one session's timeline, its JSON export."""
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import F, OuterRef, Q, QuerySet, Subquery, Sum
 from django.http import QueryDict
 
-from sessions_app.ledger.event_details import read_object, read_value
-from sessions_app.models import AgentSession, Call, CallState, Event, Expansion, SessionState
-from sessions_app.review import content, timeline
+from catalog import model_prices
+from sessions_app.ledger.event_details import describe_query, read_object, read_value
+from sessions_app.models import (
+    AgentSession,
+    Call,
+    CallState,
+    Event,
+    EventKind,
+    Expansion,
+    ScriptRun,
+    SessionState,
+)
+from sessions_app.review import content, script_runs, session_search, timeline
 from sessions_app.review.content import ContentPart
 from sessions_app.review.timeline import Gap, Step, TimelineEvent
 from sessions_app.sessions.loading import token_ledger
 from toolcrib.lib import charts
-from toolcrib.lib.pagination import PAGE_SIZE, Page, page_by_id
-from toolcrib.lib.request import number, text
+from toolcrib.lib.figures import Money, money_of
+from toolcrib.lib.pagination import PAGE_SIZE, Page, page_by_id, page_by_offset
+from toolcrib.lib.redaction.redactor import redact
+from toolcrib.lib.request import number, text, time
 
+GIVEN = F("tokens_catalog") + F("tokens_search") + F("tokens_load")
 STEPS_PER_PAGE = 100
+MAX_TOPIC_LENGTH = 120
+MAX_ERROR_LENGTH = 160
+MAX_EXPORTED = 500  # sessions of one export
+# Orders besides newest first; ties by id.
+SORTS: dict[str, tuple[Any, ...]] = {
+    "-errors": ("-errors", "-pk"),
+    "errors": ("errors", "-pk"),
+    "-calls": ("-calls", "-pk"),
+    "calls": ("calls", "-pk"),
+    "-tokens": (GIVEN.desc(), "-pk"),
+    "tokens": (GIVEN.asc(), "-pk"),
+    "started": ("pk",),
+}
 # Errors for which the stored result is the server's response rather than Toolcrib's.
 SERVER_RESPONSE_ERRORS = ("tool_error", "output_invalid")
 
@@ -31,6 +58,12 @@ class SessionFilter:
     states: tuple[str, ...] = ()
     errors: bool = False
     tool: str = ""
+    server: str = ""
+    model: str = ""
+    since: datetime | None = None  # opened or used after
+    until: datetime | None = None  # opened before
+    query: str = ""  # of the text search
+    sort: str = ""
     before: int = 0
     after: int = 0
 
@@ -41,13 +74,20 @@ class SessionFilter:
             states=tuple(name for name in query.getlist("state") if name in SessionState.values),
             errors=bool(query.get("errors")),
             tool=text(query, "tool"),
+            server=text(query, "server"),
+            model=text(query, "model"),
+            since=time(query, "since"),
+            until=time(query, "until"),
+            query=text(query, "q"),
+            sort=query.get("sort", "") if query.get("sort") in SORTS else "",
             before=number(query, "before"),
             after=number(query, "after"),
         )
 
     @property
     def is_active(self) -> bool:
-        return bool(self.agent or self.states or self.errors or self.tool)
+        texts = (self.agent, self.tool, self.server, self.model, self.query)
+        return any(texts) or bool(self.states or self.errors or self.since or self.until)
 
     def apply(self, rows: QuerySet[AgentSession]) -> QuerySet[AgentSession]:
         if self.agent:
@@ -62,6 +102,17 @@ class SessionFilter:
             by_name = Call.objects.filter(tool=None, tool_name=self.tool).order_by()
             called_in = Q(pk__in=by_tool.values("session")) | Q(pk__in=by_name.values("session"))
             rows = rows.filter(called_in)
+        if self.server:
+            called = Call.objects.filter(server__slug=self.server).order_by()
+            rows = rows.filter(pk__in=called.values("session"))
+        if self.query:
+            rows = rows.filter(session_search.matching(self.query))
+        if self.model:
+            rows = rows.filter(model=self.model)
+        if self.since:
+            rows = rows.filter(last_used_at__gte=self.since)
+        if self.until:
+            rows = rows.filter(created_at__lt=self.until)
         return rows
 
 
@@ -71,11 +122,15 @@ class SessionRow:
 
     session: AgentSession
     loaded: int  # number of tools
+    topic: str = ""  # what it is about: its metadata, or its first search
+    error: str = ""  # code and message of its last failed call
 
     @property
     def bar(self) -> charts.Bar:
-        spent = self.session.tokens_discovery
-        return charts.token_bar(spent, 0, max(self.session.tokens_all - spent, 0), 0, width=80)
+        tokens = self.session.token_figures
+        return charts.token_bar(
+            tokens.given, 0, max(tokens.saved, 0), 0, budget=tokens.baseline, width=56
+        )
 
 
 def count_newer(filters: SessionFilter, newest: int, limit: int = 100) -> int:
@@ -87,9 +142,48 @@ def count_newer(filters: SessionFilter, newest: int, limit: int = 100) -> int:
 def list_sessions(filters: SessionFilter, size: int = PAGE_SIZE) -> Page[SessionRow]:
     """Return a page of sessions, newest first. Cursors are ids, so new sessions shift nothing."""
     rows = filters.apply(AgentSession.objects.select_related("agent"))
-    page = page_by_id(rows, before=filters.before, after=filters.after, size=size)
-    loaded = _loaded_counts(page.rows)
-    return page.with_rows([SessionRow(session, loaded[session.pk]) for session in page.rows])
+    if filters.sort:
+        ordered = rows.order_by(*SORTS[filters.sort])
+        offset = filters.after or max(filters.before - size, 0)
+        page: Page[AgentSession] = page_by_offset(ordered, offset, size)
+    else:
+        page = page_by_id(rows, before=filters.before, after=filters.after, size=size)
+    loaded, about = _loaded_counts(page.rows), _describe_sessions(page.rows)
+    return page.with_rows(
+        [SessionRow(session, loaded[session.pk], *about[session.pk]) for session in page.rows]
+    )
+
+
+def _describe_sessions(sessions: Sequence[AgentSession]) -> dict[int, tuple[str, str]]:
+    """Return what each session is about and its last error. Only for the rows of one page."""
+    of_session = {"session": OuterRef("pk")}
+    searched = Event.objects.filter(**of_session, kind=EventKind.SEARCHED).order_by("pk")
+    failed = Call.objects.filter(**of_session).exclude(error_code="").order_by("-pk")
+    rows = AgentSession.objects.filter(pk__in=[session.pk for session in sessions]).annotate(
+        first_search=Subquery(searched.values("details")[:1]),
+        last_code=Subquery(failed.values("error_code")[:1]),
+        last_message=Subquery(failed.values("error_message")[:1]),
+    )
+    values = rows.values_list("pk", "first_search", "last_code", "last_message")
+    metadata = {session.pk: session.metadata for session in sessions}
+    return {
+        pk: (
+            _describe_metadata(metadata[pk]) or _describe_search(search),
+            ": ".join(filter(None, (code, (message or "")[:MAX_ERROR_LENGTH]))),
+        )
+        for pk, search, code, message in values
+    }
+
+
+def _describe_metadata(metadata: str) -> str:
+    value = redact(read_object(metadata))
+    pairs = value.items() if isinstance(value, dict) else ()
+    texts = (f"{key}: {item}" for key, item in pairs if isinstance(item, str | int))
+    return ", ".join(texts)[:MAX_TOPIC_LENGTH]
+
+
+def _describe_search(details: str | None) -> str:
+    return describe_query(read_object(details))[:MAX_TOPIC_LENGTH] if details else ""
 
 
 def _loaded_counts(sessions: Iterable[AgentSession]) -> Counter[int]:
@@ -100,21 +194,17 @@ def _loaded_counts(sessions: Iterable[AgentSession]) -> Counter[int]:
     return counts
 
 
-def saved_percent(session: AgentSession) -> int | None:
-    """Return the percentage saved against sending all schemas; negative if more was spent."""
-    if not session.tokens_all:
-        return None
-    return round(100 * (1 - session.tokens_discovery / session.tokens_all))
-
-
 @dataclass(frozen=True)
 class TimelineRow:
-    """A step with its call, or an idle gap. `offset` is in seconds from the session's start."""
+    """A step, an idle gap, or the heading of the steps of a script.
+
+    `offset` is in seconds from the session's start. A step of a script has its run.
+    """
 
     gap: Gap | None = None
     step: Step | None = None
+    run: ScriptRun | None = None
     offset: float = 0
-    lane: charts.Lane | None = None
 
     @property
     def call(self) -> Call | None:
@@ -168,14 +258,28 @@ def session_timeline(
         previous_cursor=str(offset) if offset else "",
         next_cursor=str(offset + size) if offset + size < total else "",
     )
-    return page, [
-        TimelineRow(gap=entry)
-        if isinstance(entry, Gap)
-        else TimelineRow(
-            step=entry, offset=max((entry.event.at - session.created_at).total_seconds(), 0)
-        )
-        for entry in laid_out
-    ]
+    return page, _timeline_rows(session, laid_out)
+
+
+def _timeline_rows(
+    session: AgentSession, laid_out: Sequence[timeline.Step | Gap]
+) -> list[TimelineRow]:
+    """Return the rows of a page; the steps of a script follow a heading."""
+    steps = [entry for entry in laid_out if isinstance(entry, Step)]
+    runs = script_runs.runs_of_events(session, [step.event for step in steps])
+    rows: list[TimelineRow] = []
+    current: ScriptRun | None = None
+    for entry in laid_out:
+        if isinstance(entry, Gap):
+            rows.append(TimelineRow(gap=entry))
+            continue
+        run = runs.get(entry.event.id)
+        if run is not None and (current is None or run.pk != current.pk):
+            rows.append(TimelineRow(run=run))
+        current = run
+        offset = max((entry.event.at - session.created_at).total_seconds(), 0)
+        rows.append(TimelineRow(step=entry, run=run, offset=offset))
+    return rows
 
 
 def _timeline_event(event: Event) -> TimelineEvent:
@@ -216,7 +320,8 @@ def export_session(session: AgentSession) -> dict[str, Any]:
         "calls": session.calls,
         "errors": session.errors,
         "tokens": token_ledger(session),
-        "metadata": read_value(session.metadata),
+        "money": _export_money(session),
+        "metadata": redact(read_value(session.metadata)),
         "catalog": {
             "text": session.snapshot.text,
             "tokens": session.snapshot.tokens,
@@ -226,6 +331,16 @@ def export_session(session: AgentSession) -> dict[str, Any]:
         "forks": list(session.forks.order_by("pk").values_list("session_id", flat=True)),
         "events": [_export_step(entry) for entry in laid_out if isinstance(entry, Step)],
     }
+
+
+def money_of_session(session: AgentSession) -> Money | None:
+    """Return what the tokens of a session cost; None if its model has no price."""
+    return money_of(session.token_figures, model_prices.read().price_of(session.model))
+
+
+def _export_money(session: AgentSession) -> dict[str, Any] | None:
+    money = money_of_session(session)
+    return None if money is None else asdict(money)
 
 
 def _export_step(step: Step) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from sessions_app.ledger.event_details import describe_query, read_count, read_names
+from toolcrib.lib.display import group_digits
 from toolcrib.lib.text import plural
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ Spans = list[tuple[str, str]]  # (kind, text); kind is "text" or "name"
 
 # state: (status of the pill, label)
 CALL_STATES = {
+    "held": ("waiting", "held"),
+    "approved": ("running", "allowed"),
+    "denied": ("rejected", "denied"),
+    "expired": ("missing", "expired"),
     "accepted": ("waiting", "accepted"),
     "sent": ("running", "sent"),
     "succeeded": ("ok", "ok"),
@@ -46,6 +51,7 @@ LOADED_BY = {
     "search": "loaded by search",
     "preload": "preloaded",
     "resume": "carried over",
+    "added": "listed new",
 }
 
 
@@ -155,9 +161,9 @@ def _searched(event: TimelineEvent) -> Spans:
     hits, total = len(read_names(event.details, "hits")), read_count(event.details, "total")
     results = plural(total, "result") if total else "no results"
     if total > hits:
-        results = f"{hits:,} of {plural(total, 'result')}"
+        results = f"{group_digits(hits)} of {plural(total, 'result')}"
     if loaded := read_count(event.details, "newly_loaded"):
-        results += f", {loaded:,} loaded"
+        results += f", {group_digits(loaded)} loaded"
     return _spans(f"searched {describe_query(event.details)}: {results}")
 
 
@@ -171,7 +177,7 @@ def _loaded(event: TimelineEvent) -> Spans:
     tools = _list_names(names) if names else _spans("no tools")
     if event.details.get("all") and event.group_id:
         tools = _spans("all tools of ", event.group_id)
-    end = f" (≈{event.tokens:,})" if event.tokens else ""
+    end = f" (≈{group_digits(event.tokens)})" if event.tokens else ""
     if unknown := len(read_names(event.details, "unknown")):
         end += f"; {plural(unknown, 'unknown name')}"
     return [*_spans(f"{LOADED_BY.get(verb, 'loaded')} "), *tools, *_spans(end)]
@@ -190,7 +196,34 @@ def _refused(event: TimelineEvent) -> Spans:
     code = str(event.details.get("code") or "")
     reason = (event.call.error_message.strip() if event.call else "") or code.replace("_", " ")
     end = f" rejected: {shorten(reason)}" if reason else " rejected"
+    request = str(event.details.get("request") or "")
+    if request == "search":
+        return _spans(f"search {describe_query(event.details)}{end}")
+    if request:  # load, preload, details
+        names = [event.group_id] if event.group_id else read_names(event.details, "names")
+        names = names or [str(event.details.get("name") or "")]
+        return [*_spans(f"{request} of "), *_list_names(names), *_spans(end)]
     return _spans("call to ", event.tool_name, end) if event.tool_name else _spans(f"request{end}")
+
+
+def _held(event: TimelineEvent) -> Spans:
+    rule = str(event.details.get("rule") or "")
+    return _spans("call to ", event.tool_name, f" held by the rule “{rule}”")
+
+
+def _decided(event: TimelineEvent) -> Spans:
+    verb = "denied" if event.details.get("decision") == "deny" else "allowed"
+    who = str(event.details.get("by") or "somebody")
+    comment = shorten(str(event.details.get("comment") or ""))
+    return _spans(f"{who} {verb} the call to ", event.tool_name, f": {comment}" if comment else "")
+
+
+def _script(event: TimelineEvent) -> Spans:
+    text = f"ran a script: {plural(read_count(event.details, 'calls'), 'call')}"
+    if spared := read_count(event.details, "spared"):
+        text += f", ≈{spared:,} tokens spared"
+    error = str(event.details.get("error") or "")
+    return _spans(f"{text} · failed with {error}" if error else text)
 
 
 def _resumed(event: TimelineEvent) -> Spans:
@@ -207,6 +240,9 @@ _SENTENCES: dict[str, Callable[[TimelineEvent], Spans]] = {
     "implicit_load": lambda event: _spans("called ", event.tool_name, " directly"),
     "called": _called,
     "refused": _refused,
+    "held": _held,
+    "decided": _decided,
+    "script": _script,
     "forked": lambda event: _spans("forked to ", str(event.details.get("to") or "another session")),
     "resumed": _resumed,
     "closed": lambda event: _spans("closed"),
@@ -218,6 +254,8 @@ def problem_status(event: TimelineEvent) -> str:
     """Return the pill's status of a step that did not succeed; empty for all others."""
     if event.kind == "refused":
         return "rejected"
+    if event.kind == "script":
+        return "error" if event.details.get("state") == "failed" else ""
     if event.kind != "called" or event.call is None:
         return ""
     status, _ = call_outcome(event.call.state, event.call.is_error)
@@ -225,7 +263,9 @@ def problem_status(event: TimelineEvent) -> str:
 
 
 def format_milliseconds(amount: int) -> str:
-    return f"{amount:,} ms" if amount < 10_000 else f"{amount / 1000:,.1f} s"
+    return (
+        f"{group_digits(amount)} ms" if amount < 10_000 else f"{group_digits(amount / 1000, 1)} s"
+    )
 
 
 def shorten(text: str, limit: int = 160) -> str:
@@ -238,4 +278,4 @@ def shorten(text: str, limit: int = 160) -> str:
 def _list_names(names: Sequence[str]) -> Spans:
     separated = [part for name in names[:NAMES_IN_SENTENCE] for part in (", ", name)]
     more = len(names) - NAMES_IN_SENTENCE
-    return _spans("", *separated[1:], f" and {more:,} more" if more > 0 else "")
+    return _spans("", *separated[1:], f" and {group_digits(more)} more" if more > 0 else "")

@@ -4,28 +4,33 @@ Responses that must be byte-stable are serialized as canonical JSON.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse
-from ninja import Query, Router
+from ninja import Query, Router, Status
 from ninja.decorators import decorate_view
 
 from servers.connections import calls as upstream_calls
 from sessions_app.agents import rate_limits
 from sessions_app.agents.rate_limits import CATALOG_COST, REQUEST_COST
 from sessions_app.formats import catalog
-from sessions_app.ledger import events
+from sessions_app.ledger import events, reported_results
+from sessions_app.ledger.event_details import read_object
+from sessions_app.ledger.event_messages import event_body
+from sessions_app.ledger.reported_results import Report
 from sessions_app.models import Agent, AgentSession, Event, EventKind, SessionState
 from sessions_app.review.queries import SessionFilter
-from sessions_app.sessions import lifecycle, loading, schemas, surface
-from toolcrib.lib.api_schemas import ERRORS, ErrorBody
+from sessions_app.sessions import lifecycle, loading, schemas, servers, surface
+from sessions_app.sessions.scope import scope_of_session
+from toolcrib.lib.api_schemas import ERRORS, NO_FIELDS, ErrorBody, NoFields, set_location
 from toolcrib.lib.errors import Forbidden, Invalid
 from toolcrib.lib.json_codec import canonical, digest
 from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.payloads import check_value
+from toolcrib.lib.roles import key_actor
 
 router = Router(tags=["sessions"])
 AGENT_ERRORS = {**ERRORS, 429: ErrorBody}
@@ -52,7 +57,7 @@ def _own_session(request: HttpRequest, session_id: str) -> AgentSession:
     return lifecycle.find_session(agent_of(request), session_id)
 
 
-def _readable_session(request: HttpRequest, session_id: str) -> AgentSession:
+def readable_session(request: HttpRequest, session_id: str) -> AgentSession:
     """Return a session for reading: agents may read their own, operators all."""
     return lifecycle.find_session(_caller(request), session_id)
 
@@ -65,7 +70,7 @@ def _response(text: str, status: int = 200) -> HttpResponse:
     return HttpResponse(text, status=status, content_type="application/json")
 
 
-def _charged(base: float) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def charged(base: float) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Charge an agent the base cost before an operation, and the bytes of its response after."""
 
     def add_bytes(run: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
@@ -92,18 +97,31 @@ def _charged(base: float) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 @router.post("/sessions", response={201: schemas.SessionOut, **AGENT_ERRORS})
-@_charged(CATALOG_COST)
+@charged(CATALOG_COST)
 def open_session(request: HttpRequest, body: schemas.OpenIn) -> HttpResponse:
     """Open a session. Returns its catalog, its tools array and how its mode was chosen."""
     check_value(body.metadata, "/metadata")
+    if len(canonical(body.metadata).encode()) > schemas.MAX_METADATA_BYTES:
+        raise Invalid(
+            f"metadata has more than {schemas.MAX_METADATA_BYTES // 1024} KB.",
+            hint="Store large values elsewhere, and send a reference.",
+        )
     names = ("model", "header", "preload", "groups", "servers")
     check_value({name: getattr(body, name) for name in names}, "")
     check_value(body.resume.expanded_groups if body.resume else {}, "/resume/expanded_groups")
     session, unknown = lifecycle.open_session(agent_of(request), body)
-    return _json(_session_body(session, unknown), 201)
+    return _created(_session_body(session, unknown))
 
 
-def _session_body(session: AgentSession, unknown: list[str] | None = None) -> dict[str, Any]:
+def _created(body: dict[str, Any]) -> HttpResponse:
+    response = _json(body, 201)
+    set_location(response, "sessions", body["id"])
+    return response
+
+
+def _session_body(session: AgentSession, unknown: Sequence[str] = ()) -> dict[str, Any]:
+    scope = scope_of_session(session)
+    candidates = {name: scope.candidates(name) for name in unknown}
     text, tokens, left_out = surface.catalog_text(session)
     return {
         "id": session.session_id,
@@ -122,18 +140,19 @@ def _session_body(session: AgentSession, unknown: list[str] | None = None) -> di
             "left_out": left_out,
         },
         "tools": surface.tools_array(session),
-        "stats": loading.stats(session),
+        "stats": loading.stats(session, with_names=False),
         "suggested_iteration_multiplier": (
             lifecycle.DEFERRED_ITERATION_MULTIPLIER if session.mode == "deferred" else 1
         ),
-        "unknown": unknown or [],
-        "metadata": json.loads(session.metadata),
+        "unknown": list(unknown),
+        "ambiguous": {name: names for name, names in candidates.items() if names},
+        "metadata": read_object(session.metadata),
         "created_at": session.created_at.isoformat(),
     }
 
 
 @router.get("/sessions", response={200: schemas.SessionPage, **AGENT_ERRORS})
-@_charged(REQUEST_COST)
+@charged(REQUEST_COST)
 def list_sessions(
     request: HttpRequest,
     limit: int = 50,
@@ -183,13 +202,26 @@ def _row_body(session: AgentSession) -> dict[str, Any]:
 
 
 @router.get("/sessions/{session_id}", response={200: schemas.SessionOut, **AGENT_ERRORS})
-@_charged(REQUEST_COST)
+@charged(REQUEST_COST)
 def get_session(request: HttpRequest, session_id: str) -> HttpResponse:
-    return _json(_session_body(_readable_session(request, session_id)))
+    return _json(_session_body(readable_session(request, session_id)))
+
+
+@router.delete(
+    "/sessions/{session_id}", response={204: None, **AGENT_ERRORS}, operation_id="delete_session"
+)
+def delete_session(request: HttpRequest, session_id: str) -> Status[None]:
+    """Delete a session with its timeline, calls and payloads, as an admin. Its forks stay."""
+    if _caller(request) is not None:
+        raise Forbidden("Agents cannot delete sessions.", hint="POST /sessions/{id}/close ends it.")
+    lifecycle.delete_session(lifecycle.find_session(None, session_id), actor=key_actor(request))
+    return Status(204, None)
 
 
 @router.post("/sessions/{session_id}/close", response={200: schemas.SessionOut, **AGENT_ERRORS})
-async def close_session(request: HttpRequest, session_id: str) -> HttpResponse:
+async def close_session(
+    request: HttpRequest, session_id: str, body: NoFields = NO_FIELDS
+) -> HttpResponse:
     """Close a session and its upstream connections."""
     response = await sync_to_async(_close)(request, session_id)
     await upstream_calls.forget_session(session_id)
@@ -205,24 +237,24 @@ def _close(request: HttpRequest, session_id: str) -> HttpResponse:
 
 
 @router.post("/sessions/{session_id}/fork", response={201: schemas.SessionOut, **AGENT_ERRORS})
-@_charged(CATALOG_COST)
-def fork_session(request: HttpRequest, session_id: str) -> HttpResponse:
+@charged(CATALOG_COST)
+def fork_session(request: HttpRequest, session_id: str, body: NoFields = NO_FIELDS) -> HttpResponse:
     """Copy a session with its catalog and loaded tools. The copy is independent."""
     child = lifecycle.fork_session(_own_session(request, session_id))
-    return _json(_session_body(child), 201)
+    return _created(_session_body(child))
 
 
 # --- Catalog and tools ----------------------------------------------------------------------------
 
 
 @router.get("/sessions/{session_id}/catalog", response=CATALOG, openapi_extra=TEXT_RESPONSE)
-@_charged(CATALOG_COST)
+@charged(CATALOG_COST)
 def session_catalog(
     request: HttpRequest, session_id: str, options: Query[schemas.FormatIn]
 ) -> HttpResponse:
     """Get the text for the system prompt and the tools array, in a provider's format."""
     catalog.check_format(options)
-    session = _readable_session(request, session_id)
+    session = readable_session(request, session_id)
     response = _etag_response(request, catalog.session_catalog(session, options), options.format)
     is_open = loading.current_state(session) == SessionState.OPEN
     if response.status_code == 200 and is_open and _caller(request):
@@ -245,13 +277,31 @@ def _etag_response(request: HttpRequest, body: str, format_: str) -> HttpRespons
 
 
 @router.get("/sessions/{session_id}/tools", response={200: list[dict[str, Any]], **AGENT_ERRORS})
-@_charged(CATALOG_COST)
+@charged(CATALOG_COST)
 def session_tools(
     request: HttpRequest, session_id: str, options: Query[schemas.FormatIn]
 ) -> HttpResponse:
     """Get the current tools array."""
     catalog.check_format(options)
-    return _json(catalog.current_tools(_readable_session(request, session_id), options))
+    return _json(catalog.current_tools(readable_session(request, session_id), options))
+
+
+@router.get(
+    "/sessions/{session_id}/servers",
+    response={200: schemas.SessionServerPage, **AGENT_ERRORS},
+    operation_id="list_session_servers",
+)
+@charged(REQUEST_COST)
+def list_session_servers(
+    request: HttpRequest, session_id: str, limit: int = 50, cursor: str = ""
+) -> dict[str, Any]:
+    """List the servers in the session's scope by slug, with their groups and number of tools."""
+    check_value(cursor, "/cursor")
+    scope = scope_of_session(readable_session(request, session_id))
+    rows = servers.servers_in_scope(scope).filter(slug__gt=cursor)
+    page, next_cursor = cut_page(rows, limit, lambda server: server.slug)
+    items = [servers.describe_server(scope, server) for server in page]
+    return {"items": items, "next_cursor": next_cursor}
 
 
 @router.get("/sessions/{session_id}/tools/{name}", response={200: dict[str, Any], **AGENT_ERRORS})
@@ -259,11 +309,11 @@ def tool_details(
     request: HttpRequest, session_id: str, name: str, options: Query[schemas.DetailIn]
 ) -> HttpResponse:
     """Get a tool's definition, including its output schema."""
-    return _served_by_endpoint()
+    return served_by_endpoint()
 
 
 @router.get("/catalog", response=CATALOG, tags=["catalog"], openapi_extra=TEXT_RESPONSE)
-@_charged(CATALOG_COST)
+@charged(CATALOG_COST)
 def agent_catalog(request: HttpRequest, options: Query[schemas.FormatIn]) -> HttpResponse:
     """Get the catalog that a session opened now would receive."""
     catalog.check_format(options)
@@ -274,19 +324,19 @@ def agent_catalog(request: HttpRequest, options: Query[schemas.FormatIn]) -> Htt
 # --- Search, load, call ---------------------------------------------------------------------------
 
 
-def _served_by_endpoint() -> HttpResponse:
-    """Four operations are declared here for the API's schema; sessions/endpoint.py serves them."""
+def served_by_endpoint() -> HttpResponse:
+    """Five operations are declared here for the API's schema; sessions/endpoint.py serves them."""
     raise NotImplementedError("toolcrib.asgi routes this request to sessions/endpoint.py.")
 
 
 @router.post("/sessions/{session_id}/load", response={200: schemas.LoadOut, **AGENT_ERRORS})
 def load(request: HttpRequest, session_id: str, body: schemas.LoadIn) -> HttpResponse:
     """Load a group's tools, all or by name. Returns their schemas."""
-    return _served_by_endpoint()
+    return served_by_endpoint()
 
 
 @router.post("/sessions/{session_id}/preload", response={200: schemas.PreloadOut, **AGENT_ERRORS})
-@_charged(REQUEST_COST)
+@charged(REQUEST_COST)
 def preload(request: HttpRequest, session_id: str, body: schemas.PreloadIn) -> HttpResponse:
     """Load tools by name from any group."""
     check_value(body.tool_names, "/tool_names")
@@ -296,7 +346,10 @@ def preload(request: HttpRequest, session_id: str, body: schemas.PreloadIn) -> H
 @router.post(
     "/sessions/{session_id}/search",
     response={
-        200: schemas.SearchOut | schemas.ToolResult | schemas.ToolSearchOutput,
+        200: schemas.SearchOut
+        | schemas.LogicoreSearchOut
+        | schemas.ToolResult
+        | schemas.ToolSearchOutput,
         **AGENT_ERRORS,
     },
 )
@@ -304,15 +357,14 @@ def search(
     request: HttpRequest, session_id: str, body: schemas.SearchIn, options: Query[schemas.FoundIn]
 ) -> HttpResponse:
     """Search tools by query, by pattern, or by exact name."""
-    return _served_by_endpoint()
+    return served_by_endpoint()
 
 
 KEY_PARAMETER = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": False,
-    "description": "A retry with the same key and body returns the stored response; "
-    "the tool runs once.",
+    "description": "A retry with the same key and body returns the stored response; it runs once.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 255},
 }
 
@@ -325,49 +377,62 @@ KEY_PARAMETER = {
 )
 def call(request: HttpRequest, session_id: str, body: schemas.CallIn) -> HttpResponse:
     """Call a tool. Errors that the model can correct are returned as a result with is_error."""
-    return _served_by_endpoint()
+    return served_by_endpoint()
+
+
+@router.get(
+    "/calls/{call_id}",
+    response={200: schemas.CallOut, **AGENT_ERRORS},
+    by_alias=True,
+    operation_id="get_call",
+    tags=["calls"],
+)
+def get_call(request: HttpRequest, call_id: str, options: Query[schemas.WaitIn]) -> HttpResponse:
+    """Get a call of this agent: its result once, or how it stands. May wait for its end."""
+    return served_by_endpoint()
+
+
+@router.post(
+    "/calls/{call_id}/result",
+    response={200: schemas.CallOut, **AGENT_ERRORS},
+    by_alias=True,
+    operation_id="report_result",
+    tags=["calls"],
+)
+@charged(REQUEST_COST)
+def report_result(request: HttpRequest, call_id: str, body: schemas.ResultIn) -> HttpResponse:
+    """Report what a custom tool returned, once and within 24 hours of its call."""
+    report = Report(body.content, body.structured_content, body.is_error)
+    return _response(reported_results.report_result(agent_of(request), call_id, report).as_json())
 
 
 # --- State, stats, events -------------------------------------------------------------------------
 
 
 @router.get("/sessions/{session_id}/state", response={200: schemas.StateOut, **AGENT_ERRORS})
-@_charged(REQUEST_COST)
+@charged(REQUEST_COST)
 def session_state(request: HttpRequest, session_id: str) -> HttpResponse:
     """Get the loaded groups and tools, to resume in another session."""
     # Not canonical JSON: the groups must stay in load order.
-    body = loading.export_state(_readable_session(request, session_id))
+    body = loading.export_state(readable_session(request, session_id))
     return HttpResponse(json.dumps(body, ensure_ascii=False), content_type="application/json")
 
 
 @router.get("/sessions/{session_id}/stats", response={200: schemas.Stats, **AGENT_ERRORS})
-@_charged(REQUEST_COST)
+@charged(REQUEST_COST)
 def session_stats(request: HttpRequest, session_id: str) -> HttpResponse:
-    return _json(loading.stats(_readable_session(request, session_id)))
+    return _json(loading.stats(readable_session(request, session_id)))
 
 
 @router.get("/sessions/{session_id}/events", response={200: schemas.EventPage, **AGENT_ERRORS})
-@_charged(REQUEST_COST)
+@charged(REQUEST_COST)
 def session_events(
     request: HttpRequest, session_id: str, limit: int = 100, cursor: str = ""
 ) -> dict[str, Any]:
     """List the session's events, oldest first."""
-    session = _readable_session(request, session_id)
+    session = readable_session(request, session_id)
     rows = Event.objects.select_related("call").filter(session=session).order_by("pk")
     if cursor:
         rows = rows.filter(pk__gt=_parse_cursor(cursor))
     page, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
-    return {"items": [_event_body(row) for row in page], "next_cursor": next_cursor}
-
-
-def _event_body(event: Event) -> dict[str, Any]:
-    return {
-        "id": event.pk,
-        "at": event.at,
-        "kind": event.kind,
-        "tool_name": event.tool_name,
-        "group_id": event.group_id,
-        "tokens": event.tokens,
-        "details": json.loads(event.details),
-        "call_id": event.call.call_id if event.call else None,
-    }
+    return {"items": [event_body(row) for row in page], "next_cursor": next_cursor}

@@ -1,4 +1,4 @@
-"""ASGI endpoint of the agent API for call, search, load and details, without Django's handlers.
+"""ASGI endpoint of calls, search, load, details and scripts, without Django's handlers.
 
 These are nearly all requests of agents. sessions/api.py declares them for the API's schema, and
 serves the other operations of sessions.
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from django.conf import settings
-from django.db import DatabaseError, DataError
+from django.db import DatabaseError, DataError, InterfaceError
 from pydantic import BaseModel, ValidationError
 
 from catalog.search.engine import MAX_HITS
@@ -23,21 +23,22 @@ from sessions_app.dispatch.authorization import Caller
 from sessions_app.dispatch.planner import ON_LOOP_BYTES, CallRequest
 from sessions_app.formats import catalog
 from sessions_app.formats.native import MAX_REFERENCES
+from sessions_app.held_calls import checking
 from sessions_app.ledger import writer as ledger_writer
+from sessions_app.ledger.calls import CallResponse
+from sessions_app.scripts import runner
+from sessions_app.scripts.runner import ScriptRequest
+from sessions_app.scripts.schemas import ScriptIn
 from sessions_app.sessions import search as session_search
-from sessions_app.sessions.schemas import CallIn, DetailIn, FoundIn, LoadIn, SearchIn
-from toolcrib.lib.asgi import (
-    ClientDisconnected,
-    Receive,
-    Scope,
-    Send,
-    bearer_digest,
-    cancel_on_disconnect,
-    error_headers,
-    read_body,
-    read_headers,
-    send_response,
+from sessions_app.sessions.schemas import (
+    CallIn,
+    DetailIn,
+    FoundIn,
+    LoadIn,
+    SearchIn,
+    WaitIn,
 )
+from toolcrib.lib.api_schemas import Strict, check_parameters
 from toolcrib.lib.errors import (
     DatabaseUnavailable,
     InternalError,
@@ -49,11 +50,27 @@ from toolcrib.lib.errors import (
 )
 from toolcrib.lib.json_codec import canonical, parse_strict
 from toolcrib.lib.payloads import check_value
+from toolcrib.lib.protocols.asgi import (
+    ClientDisconnected,
+    Receive,
+    Scope,
+    Send,
+    bearer_digest,
+    cancel_on_disconnect,
+    error_headers,
+    read_body,
+    read_headers,
+    send_response,
+    without_body,
+)
+from toolcrib.lib.telemetry import tracing
 
 logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 PREFIX = "/api/v1/sessions/"
+CALLS = "/api/v1/calls/"
+SCRIPTS = "/api/v1/scripts/"
 TOOLS = "tools/"
 
 
@@ -64,6 +81,8 @@ class Request:
         if not self.caller.digest:
             raise api_keys.Unauthorized
         self.query: bytes = scope["query_string"]
+        if "traceparent" in self.headers:
+            tracing.accept(self.headers)
         self.body = body
 
     async def parse_body(self, model: type[M]) -> M:
@@ -79,12 +98,17 @@ class Request:
     async def parse_query(self, model: type[M]) -> M:
         """Return the query parameters, as `parse_body` does."""
         values = dict(parse_qsl(self.query.decode("latin-1"), keep_blank_values=True))
-        known = {name: value for name, value in values.items() if name in model.model_fields}
         try:
-            return _validate(model, known, ("query",))
+            check_parameters(values, model.model_fields)
+            return _validate(model, values, ("query",))
         except ToolcribError:
             await self._check_key()
             raise
+
+    async def reject_query(self) -> None:
+        """Reject query parameters, for an operation that has none."""
+        if self.query:
+            await self.parse_query(Strict)
 
     async def _check_key(self) -> None:
         await ledger_writer.run_off_loop(api_keys.require_agent_key, self.caller.digest)
@@ -112,10 +136,11 @@ def _validate(model: type[M], value: object, where: tuple[str, ...]) -> M:
 
 # --- Operations -----------------------------------------------------------------------------------
 
-Operation = Callable[[Request], Coroutine[Any, Any, str]]
+Operation = Callable[[Request], Coroutine[Any, Any, str | CallResponse]]
 
 
-async def _call(request: Request) -> str:
+async def _call(request: Request) -> CallResponse:
+    await request.reject_query()
     body = await request.parse_body(CallIn)
     call = CallRequest(
         body.tool_name,
@@ -123,21 +148,34 @@ async def _call(request: Request) -> str:
         body.timeout,
         request.headers.get("idempotency-key"),
         size=len(request.body),
+        read_only=bool(body.read_only),
     )
-    return (await dispatcher.call(request.caller, call)).as_json()
+    return await dispatcher.call(request.caller, call)
 
 
 async def _load(request: Request) -> str:
+    await request.reject_query()
     body = await request.parse_body(LoadIn)
-    return (await operations.load(request.caller, body.group_id, body.tool_names)).as_json()
+    loaded = await operations.load(
+        request.caller,
+        body.group_id,
+        body.tool_names,
+        confirmed=body.confirm,
+        as_signatures=body.signatures,
+    )
+    return loaded.as_json()
 
 
 async def _search(request: Request) -> str:
     body = await request.parse_body(SearchIn)
     output = await request.parse_query(FoundIn)
     is_json = output.format == "json"
+    if output.compat and not is_json:
+        raise Invalid("compat and format cannot be combined.", hint="Send one of them.")
     max_limit = MAX_REFERENCES if output.format == "anthropic" else MAX_HITS
-    query = session_search.parse_body(body, max_limit=max_limit, full=not is_json)
+    query = session_search.parse_body(
+        body, max_limit=max_limit, full=not is_json, compat=output.compat or ""
+    )
     found = await operations.search(request.caller, query)
     if is_json:
         return found.text
@@ -148,7 +186,20 @@ async def _search(request: Request) -> str:
     )
 
 
-OPERATIONS: Mapping[str, Operation] = {"call": _call, "load": _load, "search": _search}
+async def _run_script(request: Request) -> str:
+    await request.reject_query()
+    body = await request.parse_body(ScriptIn)
+    key = request.headers.get("idempotency-key")
+    script = ScriptRequest(**dict(body), idempotency_key=key)
+    return canonical(await runner.run_script(request.caller, script))
+
+
+OPERATIONS: Mapping[str, Operation] = {
+    "call": _call,
+    "load": _load,
+    "scripts": _run_script,
+    "search": _search,
+}
 
 
 def _details(name: str) -> Operation:
@@ -159,18 +210,47 @@ def _details(name: str) -> Operation:
     return details
 
 
+def _check_call(call_id: str) -> Operation:
+    async def check(request: Request) -> CallResponse:
+        options = await request.parse_query(WaitIn)
+        return await checking.check_call(request.caller.digest, call_id, options.wait)
+
+    return check
+
+
+def _check_script(run_id: str) -> Operation:
+    async def check(request: Request) -> str:
+        options = await request.parse_query(WaitIn)
+        return canonical(await runner.check_run(request.caller.digest, run_id, options.wait))
+
+    return check
+
+
 def find_operation(scope: Scope) -> tuple[str, Operation] | None:
     """Return the session id and the operation of a request; None if it is not served here."""
     path: str = scope["path"]
     if not path.startswith(PREFIX):
-        return None
+        return _find_one(path, scope)
     session_id, _, rest = path[len(PREFIX) :].partition("/")
     operation = None
     if scope["method"] == "POST":
         operation = OPERATIONS.get(rest)
-    elif scope["method"] == "GET" and rest.startswith(TOOLS) and "/" not in rest[len(TOOLS) :]:
+    elif (
+        scope["method"] in ("GET", "HEAD")
+        and rest.startswith(TOOLS)
+        and "/" not in rest[len(TOOLS) :]
+    ):
         operation = _details(rest[len(TOOLS) :]) if rest != TOOLS else None
     return (session_id, operation) if operation is not None and session_id else None
+
+
+def _find_one(path: str, scope: Scope) -> tuple[str, Operation] | None:
+    """Return the operation that gives one call or one script, by its id alone."""
+    for prefix, check in ((CALLS, _check_call), (SCRIPTS, _check_script)):
+        one = path.removeprefix(prefix)
+        if one and one != path and "/" not in one and scope["method"] == "GET":
+            return "", check(one)
+    return None
 
 
 # --- Serving --------------------------------------------------------------------------------------
@@ -181,25 +261,30 @@ async def serve(
 ) -> None:
     """Answer a request that `find_operation` recognized."""
     request_id = secrets.token_hex(6)
+    if scope["method"] == "HEAD":
+        send = without_body(send)
     try:
         body = await read_body(receive, settings.MAX_BODY_BYTES)
         working = operation(Request(scope, session_id, body))
-        text = await cancel_on_disconnect(working, receive)
+        result = await cancel_on_disconnect(working, receive)
+        text = result if isinstance(result, str) else result.as_json()
     except ClientDisconnected:
         return
     except ToolcribError as error:
         await _send_error(send, error, request_id)
     except DataError:
         await _send_error(send, UnstorableValue(), request_id)
-    except DatabaseError as error:
+    except (DatabaseError, InterfaceError) as error:
         logger.error("Database unavailable: %s", error)  # noqa: TRY400 - no traceback needed
-        await _send_error(send, DatabaseUnavailable(), request_id)
+        await _send_error(send, DatabaseUnavailable(error), request_id)
     except Exception:
         logger.exception("Request %s failed", request_id)
         await _send_error(send, InternalError(request_id), request_id)
     else:
         headers = {"x-request-id": request_id}
         await send_response(send, 200, "application/json", text.encode(), headers)
+        if isinstance(result, CallResponse) and result.held_call is not None:
+            await checking.confirm_arrival(result.held_call)
 
 
 async def _send_error(send: Send, error: ToolcribError, request_id: str) -> None:

@@ -4,26 +4,41 @@ Opening a session stores the catalog and the initial tools in an immutable snaps
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice
 from typing import Any
 
-from django.db import transaction
-from django.db.models import QuerySet
+from django.db import IntegrityError, transaction
+from django.db.models import Max, QuerySet
 from django.utils import timezone
 
-from catalog import preferences
+from catalog import audit, preferences
+from catalog.audit import Actor
+from catalog.cache import cached_definition
 from catalog.models import CatalogSnapshot
+from sessions_app.held_calls.ending import expire_session_calls
 from sessions_app.ledger import events
-from sessions_app.models import Agent, AgentSession, EventKind, Mode, SessionState
+from sessions_app.models import (
+    IN_FLIGHT,
+    Agent,
+    AgentSession,
+    EventKind,
+    Mode,
+    SessionRead,
+    SessionState,
+)
+from sessions_app.rules.agent_rules import AGENT_FLOW
 from sessions_app.sessions import loading
 from sessions_app.sessions.loading import SessionLoads
 from sessions_app.sessions.schemas import OpenIn
-from sessions_app.sessions.scope import ScopeFilter, scope_of_agent
-from sessions_app.sessions.surface import context_of, surface_of, take_snapshot
+from sessions_app.sessions.scope import ScopeFilter, SessionScope, scope_of_agent
+from sessions_app.sessions.snapshots import surface_of
+from sessions_app.sessions.surface import context_of, take_snapshot
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
 from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.telemetry import metrics
 
 LEDGER_FIELDS = [
     "tokens_catalog",
@@ -44,27 +59,82 @@ class ModeDecision:
     decided_by: str
 
 
+@dataclass(frozen=True)
+class Thresholds:
+    """From which number of tools on, and above which size, a session is deferred."""
+
+    tools: int
+    tokens: int
+    percent: float
+
+    @classmethod
+    def of(cls, agent: Agent, request: OpenIn | None = None) -> "Thresholds":
+        """Return the agent's thresholds, or those that a session requests instead."""
+        names = ("tool_threshold", "threshold_tokens", "threshold_percent")
+        requested = [getattr(request, name, None) for name in names]
+        return cls(
+            *(
+                getattr(agent, name) if value is None else value
+                for name, value in zip(names, requested, strict=True)
+            )
+        )
+
+
 def choose_mode(
-    agent: Agent, requested: str, tools: int, tokens: int, context_window: int | None
+    thresholds: Thresholds, requested: str, tools: int, tokens: int, context_window: int | None
 ) -> ModeDecision:
     """Choose between full and deferred mode. In auto mode, any of three thresholds defers."""
     if requested != Mode.AUTO:
         return ModeDecision(requested, False, "forced")
-    if tools >= agent.tool_threshold:
+    if tools >= thresholds.tools:
         return ModeDecision(Mode.DEFERRED, True, "count")
-    if tokens > agent.threshold_tokens:
+    if tokens > thresholds.tokens:
         return ModeDecision(Mode.DEFERRED, True, "tokens")
-    if context_window and tokens > context_window * agent.threshold_percent / 100:
+    if context_window and tokens > context_window * thresholds.percent / 100:
         return ModeDecision(Mode.DEFERRED, True, "percent")
     return ModeDecision(Mode.FULL, False, "below")
 
 
-@transaction.atomic
-def open_session(agent: Agent, request: OpenIn) -> tuple[AgentSession, list[str]]:
+def decide_mode(agent: Agent, scope: SessionScope, request: OpenIn) -> ModeDecision:
+    """Choose the mode of a session with this scope."""
+    return choose_mode(
+        Thresholds.of(agent, request),
+        request.mode or agent.mode,
+        len(scope.offered),
+        scope.tokens_all,
+        request.context_window,
+    )
+
+
+def check_mode(agent: Agent, mode: str) -> None:
+    """Raise Invalid unless a client may choose this mode in its URL, or chooses none."""
+    if mode and mode not in Mode.values:
+        raise Invalid(f"mode must be one of: {', '.join(Mode.values)}.", code="unknown_mode")
+    if mode and agent.mode not in (Mode.AUTO, mode):
+        raise Invalid(
+            f"{agent.name} is set to the mode {agent.mode}; its clients cannot choose {mode}.",
+            hint="Remove mode from the URL, or set the agent's mode to auto.",
+            code="mode_not_allowed",
+        )
+
+
+def open_session(
+    agent: Agent, request: OpenIn, *, over_mcp: bool = False, elicits: bool = False
+) -> tuple[AgentSession, list[str]]:
     """Open a session; also return the names to preload or resume that are not available.
 
-    May expire idle sessions of the agent.
+    May expire idle sessions of the agent. `over_mcp`: it has custom tools only if the agent runs
+    them. `elicits`: its client can ask its user.
     """
+    client = ScopeFilter(without_custom=over_mcp and not agent.runs_custom_tools, elicits=elicits)
+    try:
+        return _open(agent, request, client)
+    except IntegrityError:  # its snapshot existed without sessions, and was pruned meanwhile
+        return _open(agent, request, client)
+
+
+@transaction.atomic
+def _open(agent: Agent, request: OpenIn, client: ScopeFilter) -> tuple[AgentSession, list[str]]:
     strategy, resume = request.strategy or agent.strategy, request.resume
     if resume is not None and resume.strategy != strategy:
         raise Conflict(
@@ -75,18 +145,14 @@ def open_session(agent: Agent, request: OpenIn) -> tuple[AgentSession, list[str]
         )
     now = timezone.now()
     _enforce_session_limit(agent, now)
-    scope_filter = _scope_filter(agent, request)
+    scope_filter = _scope_filter(agent, request, client)
     scope = scope_of_agent(agent, scope_filter)
-    decision = choose_mode(
-        agent,
-        request.mode or agent.mode,
-        len(scope.offered),
-        scope.tokens_all,
-        request.context_window,
-    )
+    decision = decide_mode(agent, scope, request)
     snapshot, unknown = take_snapshot(
         agent, scope, strategy, decision.mode, header=request.header, preload=request.preload
     )
+    has_requested = len(unknown) < len(set(request.preload))
+    tokens_loaded = _check_preload_budget(agent, snapshot, has_requested=has_requested)
     session = AgentSession.objects.create(
         agent=agent,
         strategy=strategy,
@@ -97,20 +163,40 @@ def open_session(agent: Agent, request: OpenIn) -> tuple[AgentSession, list[str]
         revision=scope.revision,
         model=request.model,
         context_window=request.context_window,
+        tool_threshold=request.tool_threshold,
         wanted_groups=None if scope_filter.groups is None else list(scope_filter.groups),
         wanted_servers=None if request.servers is None else list(request.servers),
         without_mcp=request.without_mcp,
+        without_custom=client.without_custom,
+        elicits=client.elicits,
         metadata=canonical(request.metadata),
+        created_at=now,
         last_used_at=now,
         tokens_all=scope.tokens_all,
+        tokens_loaded=tokens_loaded,
     )
     tokens = snapshot.tokens + surface_of(snapshot).tools_tokens
     groups = [line.group_id for line in scope.lines]
     _record_opened(session, groups=groups, tools=len(scope.offered), tokens=tokens)
     if resume is not None:
-        unknown += _resume(session, resume.expanded_groups)
+        unknown += _resume(session, resume.expanded_groups, resume.load_order)
+        _copy_reads(session, resume.session_id)
     session.refresh_from_db(fields=LEDGER_FIELDS)
     return session, unknown
+
+
+def _check_preload_budget(agent: Agent, snapshot: CatalogSnapshot, *, has_requested: bool) -> int:
+    """Return the tokens of the preloaded definitions, which count towards the budget.
+
+    Raises Conflict if the tools that the session itself asks for exceed it.
+    """
+    surface = surface_of(snapshot)
+    if surface.mode == Mode.FULL:
+        return 0
+    tokens = sum(cached_definition(pin["definition"]).tokens for pin in surface.pins.values())
+    if has_requested:
+        loading.check_budget(agent.budget, 0, tokens)
+    return tokens
 
 
 def _record_opened(
@@ -130,21 +216,26 @@ def _record_opened(
         "model": session.model,
         **more,
     }
+    if metrics.enabled:
+        baseline = metrics.counted("toolcrib_tokens", "baseline", by=session.tokens_all)
+        changes = (metrics.counted("toolcrib_sessions_opened"), baseline)
+        transaction.on_commit(partial(metrics.record, changes))
     at = session.last_used_at
     events.record_event(session, EventKind.OPENED, tokens=tokens, details=details, at=at)
 
 
-def _scope_filter(agent: Agent, request: OpenIn) -> ScopeFilter:
+def _scope_filter(agent: Agent, request: OpenIn, client: ScopeFilter) -> ScopeFilter:
     """Resolve ids to a filter. Groups and servers out of scope are reported as unknown."""
+    client = replace(client, without_mcp=request.without_mcp)
     if request.groups is None and request.servers is None:
-        return ScopeFilter(without_mcp=request.without_mcp)
+        return client
     scope, groups, servers = scope_of_agent(agent), request.groups, request.servers
     _check_known("groups", groups or (), scope.by_id, code="unknown_group")
     _check_known("servers", servers or (), scope.servers, code="unknown_server")
-    return ScopeFilter(
-        None if groups is None else tuple(scope.by_id[group_id].pk for group_id in groups),
-        None if servers is None else tuple(servers),
-        request.without_mcp,
+    return replace(
+        client,
+        groups=None if groups is None else tuple(scope.by_id[group_id].pk for group_id in groups),
+        servers=None if servers is None else tuple(servers),
     )
 
 
@@ -183,22 +274,46 @@ def _enforce_session_limit(agent: Agent, now: datetime, keep: int | None = None)
 
 def preview_snapshot(agent: Agent) -> CatalogSnapshot:
     scope = scope_of_agent(agent)
-    decision = choose_mode(agent, agent.mode, len(scope.offered), scope.tokens_all, None)
+    decision = decide_mode(agent, scope, OpenIn.model_validate({}))
     return take_snapshot(agent, scope, agent.strategy, decision.mode)[0]
 
 
-def _resume(session: AgentSession, groups: dict[str, list[str] | None]) -> list[str]:
+def _resume(
+    session: AgentSession, groups: dict[str, list[str] | None], order: Sequence[str]
+) -> list[str]:
     """Load the tools of another session. Counts no tokens: the model already has the schemas."""
     unknown: list[str] = []
     loads = SessionLoads(context_of(session))
     for group_id, names in groups.items():
         if group_id in loads.context.scope.by_id:
-            unknown += loads.load(group_id, names, how="resume").unknown
+            resumed = loads.load(group_id, names, how="resume")
+            if resumed.refusal is not None:
+                raise resumed.refusal
+            unknown += resumed.unknown
         else:
             unknown.append(group_id)
+    loads.sort_by(order)
     loading.write_loads(loads)
     events.record_event(session, EventKind.RESUMED, details={"groups": list(groups)})
     return unknown
+
+
+def _copy_reads(session: AgentSession, source: str) -> None:
+    """Carry over which servers' results the model has: rules ask for it.
+
+    If the resumed session is not named or is gone, it may be any of the agent's recent ones.
+    """
+    resumed = session.agent.sessions.filter(session_id=source.replace("\0", ""))
+    if resumed.exists():
+        rows = SessionRead.objects.filter(session__in=resumed)
+    else:
+        since = session.last_used_at - AGENT_FLOW
+        rows = SessionRead.objects.filter(agent=session.agent, last_at__gt=since)
+    latest = rows.order_by().values_list("server_slug").annotate(at=Max("last_at"))
+    SessionRead.objects.bulk_create(
+        SessionRead(session=session, agent=session.agent, server_slug=slug, last_at=at)
+        for slug, at in latest
+    )
 
 
 @transaction.atomic
@@ -209,12 +324,16 @@ def fork_session(session: AgentSession) -> AgentSession:
     _enforce_session_limit(session.agent, now, keep=session.pk)
     child = AgentSession.objects.get(pk=session.pk)
     child.pk, child.session_id, child.parent = None, AgentSession().session_id, session
-    child.state, child.ended_at, child.last_used_at = SessionState.OPEN, None, now
+    child.state, child.ended_at = SessionState.OPEN, None
+    child.created_at = child.last_used_at = now
     child.calls = child.errors = 0
     child._state.adding = True
     child.save()
-    AgentSession.objects.filter(pk=child.pk).update(created_at=now)
-    copied: tuple[QuerySet[Any], ...] = session.expansions.all(), session.shown_definitions.all()
+    copied: tuple[QuerySet[Any], ...] = (
+        session.expansions.all(),
+        session.shown_definitions.all(),
+        session.reads.all(),
+    )
     for rows in copied:
         for row in rows:
             row.pk, row.session = None, child
@@ -234,28 +353,61 @@ def close_session(session: AgentSession) -> AgentSession:
     return session
 
 
+def delete_session(session: AgentSession, *, actor: Actor) -> None:
+    """Delete a session with its timeline, calls and payloads. Its forks stay as they are.
+
+    It is closed first, so that it accepts no more calls; raises Conflict while calls are running.
+    """
+    close_session(session)
+    with transaction.atomic():
+        row = AgentSession.objects.select_for_update(of=("self",)).filter(pk=session.pk).first()
+        if row is None:
+            return
+        if row.call_rows.filter(state__in=IN_FLIGHT).exists():
+            raise Conflict(
+                "The session is closed, and calls of it are still running.",
+                hint="Delete it when they have finished.",
+                code="calls_in_flight",
+            )
+        before = {
+            "agent": session.agent.name,
+            "opened_at": row.created_at.isoformat(),
+            "calls": row.calls,
+            "errors": row.errors,
+            "forks": row.forks.count(),
+        }
+        audit.record(actor, "session.delete", row, before=before)
+        row.delete()
+
+
 def end_session(session: AgentSession, state: SessionState) -> None:
     now = timezone.now()
     kind = EventKind.CLOSED if state == SessionState.CLOSED else EventKind.EXPIRED
     events.record_event(
         session, kind, at=session.last_used_at if state == SessionState.EXPIRED else now
     )
+    expire_session_calls(session)
     session.state, session.ended_at = state, now
     session.save(update_fields=["state", "ended_at"])
 
 
 def expire_idle() -> int:
     """Expire sessions past the idle timeout and return their number. Runs on a schedule."""
-    before = timezone.now() - timedelta(seconds=preferences.value("session_idle_seconds"))
-    ended = 0
-    rows = AgentSession.objects.filter(state=SessionState.OPEN, last_used_at__lt=before)
-    for pk in list(rows.values_list("pk", flat=True)[:1000]):
-        with transaction.atomic():
-            row = AgentSession.objects.select_for_update(of=("self",)).filter(pk=pk).first()
-            if row and row.state == SessionState.OPEN and row.last_used_at < before:
-                end_session(row, SessionState.EXPIRED)
-                ended += 1
-    return ended
+    limit = timedelta(seconds=preferences.value("session_idle_seconds"))
+    rows = AgentSession.objects.filter(
+        state=SessionState.OPEN, last_used_at__lt=timezone.now() - limit
+    )
+    return sum(expire_session(session, limit) for session in rows.only("pk")[:1000])
+
+
+@transaction.atomic
+def expire_session(session: AgentSession, idle: timedelta) -> bool:
+    """Expire a session unless it was used meanwhile; return whether it has expired."""
+    row = AgentSession.objects.select_for_update(of=("self",)).filter(pk=session.pk).first()
+    if row is None or row.state != SessionState.OPEN or row.last_used_at > timezone.now() - idle:
+        return False
+    end_session(row, SessionState.EXPIRED)
+    return True
 
 
 def find_session(agent: Agent | None, session_id: str) -> AgentSession:

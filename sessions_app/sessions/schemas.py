@@ -1,7 +1,7 @@
 """Request and response schemas of the agent API."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from ninja import Schema
 from pydantic import (
@@ -12,10 +12,12 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
+    model_validator,
 )
 
 from toolcrib.lib.api_schemas import AgentBody, Integer, Strict, parse_digits
 
+MAX_METADATA_BYTES = 16 * 1024
 Text = Annotated[str, Field(max_length=500)]
 Names = Annotated[list[Text], Field(max_length=20_000)]
 StrategyName = Literal["dispatch", "inject"]
@@ -42,6 +44,9 @@ class FormatIn(Schema):
 class FoundIn(Schema):
     """Format of a search response."""
 
+    compat: Literal["logicore"] | None = Field(
+        None, description="logicore: the result of its tool_search_regex, instead of Toolcrib's own"
+    )
     format: Literal["json", "anthropic", "openai-responses"] = "json"
     call_id: Annotated[str, Field(max_length=200)] = Field(
         "", description="The provider's id of the tool call being answered"
@@ -54,6 +59,7 @@ class DetailsIn(AgentBody):
     ALIASES = {"tool_name": "name"}
 
     name: Annotated[StrictStr, Field(min_length=1, max_length=500)]
+    detail: DetailName = "full"
 
 
 class DetailIn(BaseModel):
@@ -63,8 +69,12 @@ class DetailIn(BaseModel):
 
 
 class Resume(Strict):
+    """The state of another session. `session_id` says which: rules ask what it has read."""
+
+    session_id: Annotated[str, Field(max_length=40)] = ""
     strategy: StrategyName
     expanded_groups: dict[str, list[Text] | None] = {}
+    load_order: Names = Field([], description="Of all loaded tools, as GET …/state returns it")
 
 
 class OpenIn(AgentBody):
@@ -73,29 +83,67 @@ class OpenIn(AgentBody):
     context_window: (
         Annotated[StrictInt, Field(gt=0, le=10**9), BeforeValidator(parse_digits)] | None
     ) = None
+    tool_threshold: Integer | None = Field(
+        default=None,
+        ge=0,
+        le=10**6,
+        description="Defer from this number of tools on; default the agent's",
+    )
+    threshold_tokens: Integer | None = Field(
+        default=None,
+        ge=0,
+        le=10**9,
+        description="Defer above this many tokens; default the agent's",
+    )
+    threshold_percent: (
+        Annotated[StrictInt | StrictFloat, Field(ge=0, le=100), BeforeValidator(parse_digits)]
+        | None
+    ) = Field(
+        default=None, description="Defer above this share of context_window; default the agent's"
+    )
     model: Annotated[str, Field(max_length=200)] = ""
     groups: Annotated[list[Text], Field(max_length=1000)] | None = None
     servers: Annotated[list[Text], Field(max_length=1000)] | None = None
     without_mcp: StrictBool = False
     preload: Annotated[list[Text], Field(max_length=1000)] = []
     header: Annotated[str, Field(max_length=4000)] | None = None
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, Any] = Field(
+        default={}, description="Your own values, at most 16 KB as JSON"
+    )
     resume: Resume | None = None
 
 
 class LoadIn(AgentBody):
     group_id: Text
     tool_names: Names | None = None
+    confirm: StrictBool = Field(
+        False, description="Load a whole group although it has more than 20,000 tokens"
+    )
+    signatures: StrictBool = Field(
+        False,
+        description="For agents that run scripts: typed Python functions instead of schemas",
+    )
 
 
 class SearchIn(AgentBody):
     query: StrictStr = ""
+    queries: Annotated[list[StrictStr], Field(max_length=4)] = Field(
+        [], description="Several needs at once, instead of query: the best of each come first"
+    )
     pattern: StrictStr = ""
     name: Text = ""
-    strategy: Literal["hybrid", "bm25", "embedding", "regex"] | None = None
+    strategy: Annotated[StrictStr, Field(max_length=100)] | None = Field(
+        None, description="hybrid, bm25, embedding, regex, or the name of an installed ranker"
+    )
     server: Text = ""
-    limit: Integer = 10
+    limit: Integer | None = Field(
+        None,
+        description="1 to 50. Without it, 5 and the names of up to 10 more; 10 for a pattern",
+    )
     detail: DetailName = "summary"
+    explain: StrictBool = Field(
+        False, description="Also server, source, tokens and score of each tool"
+    )
     load: StrictBool | None = None
     server_hint: Annotated[StrictStr, Field(max_length=200)] = ""
 
@@ -109,6 +157,43 @@ class CallIn(AgentBody):
         Annotated[StrictInt | StrictFloat, Field(gt=0, le=900), BeforeValidator(parse_digits)]
         | None
     ) = None
+    read_only: StrictBool | None = Field(
+        None, description="Refuse the call unless the tool only reads (not_read_only)"
+    )
+
+
+class WaitIn(Strict):
+    """How long a request waits for the end of a call."""
+
+    wait: float = Field(0, ge=0, le=20, description="Seconds to wait for the end of the call")
+
+
+class CheckCallIn(AgentBody):
+    """Arguments of the meta-tool check_call."""
+
+    call_id: Annotated[StrictStr, Field(min_length=1, max_length=100)] | None = None
+    run_id: Annotated[StrictStr, Field(min_length=1, max_length=100)] | None = None
+    wait_seconds: (
+        Annotated[StrictInt | StrictFloat, Field(ge=0, le=20), BeforeValidator(parse_digits)] | None
+    ) = None
+
+    @model_validator(mode="after")
+    def check_one_id(self) -> Self:
+        if (self.call_id is None) == (self.run_id is None):
+            raise ValueError("give a call_id or a run_id")
+        return self
+
+
+class ResultIn(AgentBody):
+    """The result of a custom tool, as the agent's own program returned it."""
+
+    content: Annotated[list[dict[str, Any]], Field(max_length=1000)] = Field(
+        description="Content blocks as in MCP: {type: text, text}"
+    )
+    structured_content: dict[str, Any] | None = Field(
+        None, description="Required if the tool has an output schema"
+    )
+    is_error: StrictBool = False
 
 
 class PreloadIn(AgentBody):
@@ -123,15 +208,18 @@ class CatalogPart(Schema):
     left_out: dict[str, Any] | None
 
 
-class Stats(Schema):
+class SessionStats(Schema):
     total_registered: int
     loaded: int
     deferred: int
     deferred_mode: bool
     auto_deferred: bool
     threshold: int
-    tool_names: list[str]
     tokens: dict[str, Any]
+
+
+class Stats(SessionStats):
+    tool_names: list[str] = Field(description="Every tool of the session, loaded or not")
 
 
 class SessionOut(Schema):
@@ -145,9 +233,10 @@ class SessionOut(Schema):
     decided_by: str
     catalog: CatalogPart
     tools: list[dict[str, Any]]
-    stats: Stats
+    stats: SessionStats
     suggested_iteration_multiplier: int
     unknown: list[str]
+    ambiguous: dict[str, list[str]] = Field(description="Bare names of several tools: their names")
     metadata: dict[str, Any]
     created_at: datetime
 
@@ -171,6 +260,24 @@ class SessionPage(Schema):
     next_cursor: str | None
 
 
+class SessionServer(Schema):
+    """A server whose tools, prompts or resources a session has."""
+
+    slug: str = Field(description="As in the parameter `server` of a search")
+    name: str
+    description: str
+    groups: list[str] = Field(description="The session's groups that contain it, in their order")
+    tools: int = Field(description="How many of its tools the session has")
+    state: Literal["new", "connecting", "connected", "failing", "disabled"] = Field(
+        description="State of Toolcrib's connection to it"
+    )
+
+
+class SessionServerPage(Schema):
+    items: list[SessionServer]
+    next_cursor: str | None
+
+
 class LoadOut(Schema):
     group_id: str
     expanded: bool
@@ -178,6 +285,7 @@ class LoadOut(Schema):
     remaining: int
     unknown: list[str]
     schemas: list[dict[str, Any]] | None
+    signatures: str | None = Field(None, description="If asked for, instead of schemas")
     error: dict[str, Any] | None
 
 
@@ -186,9 +294,25 @@ class SearchOut(Schema):
     strategy: str
     total_matches: int
     tools: list[dict[str, Any]]
+    more: list[str] | None = Field(None, description="Names of further matches")
     newly_loaded: int
     message: str
     suggestions: list[str] | None = None
+    features: list[dict[str, Any]] | None = Field(
+        None, description="Prompts and resources that match, which clients get over MCP"
+    )
+    features_message: str | None = Field(None, description="How to get them")
+
+
+class LogicoreSearchOut(Schema):
+    """Search result as the tool_search_regex of Logicore, with `compat=logicore`."""
+
+    status: Literal["success", "no_matches"]
+    pattern: str
+    total_matches: int
+    tools: list[dict[str, Any]]
+    newly_loaded: int
+    message: str
 
 
 class ToolResult(Schema):
@@ -226,12 +350,14 @@ class CallOut(Schema):
 class PreloadOut(Schema):
     preloaded: list[str]
     unknown: list[str]
+    ambiguous: dict[str, list[str]] = Field(description="Bare names of several tools: their names")
     schemas: list[dict[str, Any]] | None
 
 
 class StateOut(Schema):
     strategy: str
     expanded_groups: dict[str, list[str] | None]
+    load_order: list[str] = Field(description="All loaded tools, the first loaded first")
 
 
 class EventOut(Schema):

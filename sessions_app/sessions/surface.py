@@ -5,69 +5,23 @@ even if the tool has changed.
 """
 
 import json
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from operator import itemgetter
 from typing import Any
 
 from django.db import connection
 
 from catalog import cache, rendering
 from catalog.cache import CachedTool
+from catalog.definitions.validation import fitting_examples
 from catalog.models import CatalogSnapshot
-from catalog.rendering import GroupLine
 from sessions_app.models import Agent, AgentSession, Mode, Strategy
+from sessions_app.rules import agent_rules
 from sessions_app.sessions.scope import SessionScope, scope_of_session
+from sessions_app.sessions.snapshots import DEFERRED_FIELDS, Pin, Surface, surface_of
 from toolcrib.lib.json_codec import canonical, digest
-from toolcrib.lib.token_counter import count
 
 MAX_SNAPSHOTS_PER_SCOPE = 64
-MAX_CACHED_CHARACTERS = 16_000_000  # of snapshot bodies; parsed, a body takes several times that
-
-Pin = dict[str, Any]  # definition, override, server, source, position, seq
-DEFERRED_FIELDS = ("definition", "override", "server")  # of the pin of a tool not shown yet
-_read_deferred = itemgetter(*DEFERRED_FIELDS)
-
-
-@dataclass(frozen=True)
-class Surface:
-    """Parsed body of a snapshot. Immutable, shared by all sessions with this snapshot."""
-
-    groups: tuple[GroupLine, ...]
-    keys: dict[str, int]  # primary keys of groups, by the group id in the catalog
-    tools: list[dict[str, Any]]
-    pins: dict[str, Pin]
-    left_out: dict[str, Any] | None
-    header: str
-    budget: int
-    tools_tokens: int
-    mode: str
-    preloaded: tuple[str, ...]
-    deferred: dict[str, list[Any]]  # values of DEFERRED_FIELDS, to render a tool as it was
-
-    @cached_property
-    def names_by_group(self) -> dict[str, frozenset[str]]:
-        """Return the tools in each group's catalog line when the session opened."""
-        return {line.group_id: frozenset(line.names) for line in self.groups}
-
-    @cached_property
-    def groups_json(self) -> str:
-        """The groups with the names of their tools, as canonical JSON."""
-        fields = ("group_id", "display_name", "description")
-        return canonical(
-            [
-                {**{name: getattr(line, name) for name in fields}, "tool_names": line.names}
-                for line in self.groups
-            ]
-        )
-
-    @cached_property
-    def servers(self) -> list[str]:
-        """The servers whose tools were in scope when the session opened."""
-        pinned = {pin["server"] for pin in self.pins.values()}
-        return sorted((pinned | {server for _, _, server in self.deferred.values()}) - {""})
 
 
 @dataclass(slots=True)
@@ -97,40 +51,6 @@ def context_of(session: AgentSession) -> SessionContext:
     )
 
 
-_cache: dict[str, tuple[Surface, int]] = {}  # by digest: surface, size of its body
-_cache_lock = threading.Lock()
-
-
-def surface_of(snapshot: CatalogSnapshot) -> Surface:
-    """Return the parsed body of a snapshot, cached in this process."""
-    entry = _cache.get(snapshot.sha256)
-    if entry is None:
-        entry = _parse(snapshot.body), len(snapshot.body)
-        with _cache_lock:
-            _cache[snapshot.sha256] = entry
-            while (
-                len(_cache) > 1 and sum(size for _, size in _cache.values()) > MAX_CACHED_CHARACTERS
-            ):
-                del _cache[next(iter(_cache))]  # the oldest
-    return entry[0]
-
-
-def _parse(text: str) -> Surface:
-    body = json.loads(text)
-    return Surface(
-        groups=tuple(
-            GroupLine(row["group_id"], row["display_name"], row["description"], tuple(row["names"]))
-            for row in body["groups"]
-        ),
-        keys={row["group_id"]: row["key"] for row in body["groups"]},
-        **{name: body[name] for name in ("tools", "pins", "left_out", "header", "budget", "mode")},
-        tools_tokens=count(canonical(body["tools"])) if body["tools"] else 0,
-        # Snapshots of older releases lack these two fields.
-        preloaded=tuple(body.get("preloaded", body["pins"])),
-        deferred=body.get("deferred", {}),
-    )
-
-
 def catalog_text(session: AgentSession) -> tuple[str, int, dict[str, Any] | None]:
     """Return the text for the system prompt, its tokens, and what the budget left out.
 
@@ -139,15 +59,19 @@ def catalog_text(session: AgentSession) -> tuple[str, int, dict[str, Any] | None
     surface = surface_of(session.snapshot)
     if session.strategy == Strategy.DISPATCH or not session.snapshot.text:
         return session.snapshot.text, session.snapshot.tokens, surface.left_out
-    groups = rendering.remaining_groups(surface.groups, pins_of(session).keys())
+    shown = surface.pins.keys() | pins_of(session).keys()
+    groups = rendering.remaining_groups(surface.groups, shown)
     catalog = rendering.catalog(groups, header=surface.header, budget=surface.budget)
     return catalog.text, catalog.tokens, catalog.left_out
 
 
-def tools_array(session: AgentSession) -> list[dict[str, Any]]:
-    """Return the current tools array: the fixed part, then for inject the loaded tools."""
+def tools_array(session: AgentSession, *, grown: bool = False) -> list[dict[str, Any]]:
+    """Return the current tools array: the fixed part, then for inject the loaded tools.
+
+    With `grown`, the loaded tools follow whatever the strategy (see `loading.add_new_tools`).
+    """
     surface = surface_of(session.snapshot)
-    if session.strategy == Strategy.DISPATCH:
+    if session.strategy == Strategy.DISPATCH and not grown:
         return surface.tools
     loaded = sorted(pins_of(session).items(), key=lambda pair: (pair[1]["seq"], pair[0]))
     return surface.tools + [
@@ -159,17 +83,21 @@ def pins_of(session: AgentSession) -> dict[str, Pin]:
     return first_pins(json.loads(row.pins) for row in session.expansions.all())
 
 
-def newer_definitions(session: int) -> dict[str, Pin]:
+def newer_definitions(context: SessionContext) -> dict[str, Pin]:
     """Return the definitions that a `definition_changed` error returned, by tool name."""
     with connection.cursor() as cursor:
-        cursor.execute(NEWER_DEFINITIONS_SQL, [session])
+        cursor.execute(NEWER_DEFINITIONS_SQL, [context.session_pk])
         rows = cursor.fetchall()
-    return {name: {"definition": pk, "override": override} for name, pk, override in rows}
+    kept = context.scope.kept_names
+    return {
+        kept.get(tool, name): {"definition": pk, "override": override}
+        for tool, name, pk, override in rows
+    }
 
 
 # Not through the ORM: building the query would take 10% of a load.
 NEWER_DEFINITIONS_SQL = """
-    SELECT tool.public_name, shown.definition_id, shown."override"
+    SELECT tool.id, tool.public_name, shown.definition_id, shown."override"
     FROM sessions_app_showndefinition shown JOIN catalog_tool tool ON tool.id = shown.tool_id
     WHERE shown.session_id = %s
 """
@@ -191,9 +119,13 @@ def first_pins(groups: Iterable[dict[str, Pin]]) -> dict[str, Pin]:
 
 
 def pin_of(tool: CachedTool, position: int = 0, seq: int = 0) -> Pin:
+    overruled = {} if tool.overruled is None else {"read_only": tool.overruled}
+    examples = {"examples": list(tool.input_examples)} if tool.input_examples else {}
     return {
+        **overruled,
+        **examples,
         "definition": tool.approved.pk if tool.approved else None,
-        "override": tool.description_override,
+        "override": "",  # a text in pins of older releases; since then part of the definition
         "server": tool.server,
         "source": tool.source,
         "position": position,
@@ -201,12 +133,17 @@ def pin_of(tool: CachedTool, position: int = 0, seq: int = 0) -> Pin:
     }
 
 
+def _read_deferred(pin: Pin) -> list[Any]:
+    examples = [pin["examples"]] if "examples" in pin else []
+    return [*(pin[name] for name in DEFERRED_FIELDS), *examples]
+
+
 def all_tools(snapshot: CatalogSnapshot) -> dict[str, dict[str, Any]]:
     """Return every tool in the snapshot's scope by name, in the order of the groups."""
     surface = surface_of(snapshot)
     pins = dict(surface.pins)
     for name, values in surface.deferred.items():
-        pin = dict(zip(DEFERRED_FIELDS, values, strict=True))
+        pin = dict(zip((*DEFERRED_FIELDS, "examples"), values, strict=False))
         pins[name] = {**pin, "source": "mcp" if pin["server"] else "custom"}
     names = dict.fromkeys(name for line in surface.groups for name in line.names)
     return {name: render_pin(name, pins[name]) for name in names if name in pins}
@@ -220,6 +157,7 @@ def render_pin(name: str, pin: Pin) -> dict[str, Any]:
         definition.input_schema,
         source=pin["source"],
         server=pin["server"],
+        examples=fitting_examples(definition, pin.get("examples")),
     )
 
 
@@ -241,7 +179,16 @@ def take_snapshot(
     if not header:
         dispatch = strategy == Strategy.DISPATCH
         header = rendering.DISPATCH_HEADER if dispatch else rendering.INJECT_HEADER
-    key = (header, strategy, mode, agent.catalog_budget, tuple(preload))
+    has_check_call = agent_rules.can_hold(scope.revision)
+    key = (
+        header,
+        strategy,
+        mode,
+        agent.catalog_budget,
+        tuple(preload),
+        has_check_call,
+        agent.code_mode,
+    )
     snapshot = scope.snapshots.get(key)
     if snapshot is None:
         snapshot = _build_snapshot(scope, *key)
@@ -260,12 +207,23 @@ def _build_snapshot(
     mode: str,
     budget: int,
     preload: tuple[str, ...],
+    has_check_call: bool,
+    has_scripts: bool,
 ) -> tuple[rendering.Catalog, str, str, list[str]]:
     full = mode == Mode.FULL
     preloaded, unavailable = _preloaded_tools(scope, preload)
     initial, unknown = (scope.offered, []) if full else (preloaded, unavailable)
-    catalog = rendering.catalog([] if full else scope.lines, header=header, budget=budget)
-    meta_tools = [] if full or not scope.offered else rendering.meta_tools(strategy)
+    lines = scope.lines
+    if strategy == Strategy.INJECT:  # what is in the tools array is not to be loaded
+        lines = rendering.remaining_groups(lines, {tool.name for tool in initial})
+    catalog = rendering.catalog([] if full else lines, header=header, budget=budget)
+    meta_tools = (
+        [] if full or not scope.offered else rendering.meta_tools(strategy, has_scripts=has_scripts)
+    )
+    if scope.offered and has_scripts:
+        meta_tools.append(rendering.run_script())
+    if scope.offered and (has_check_call or has_scripts):
+        meta_tools.append(rendering.check_call(has_scripts=has_scripts))
     pins = {tool.name: pin_of(tool) for tool in initial}
     body = canonical(
         {

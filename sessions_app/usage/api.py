@@ -6,12 +6,16 @@ from typing import Any
 from django.http import HttpRequest
 from django.utils import timezone
 from ninja import Router, Schema
+from pydantic import Field
 
-from sessions_app.usage.filters import UsageFilter
+from sessions_app.usage.call_stats import scripts_by_agent
+from sessions_app.usage.filters import RANGES, UsageFilter
+from sessions_app.usage.model_costs import list_models
 from sessions_app.usage.searches import failed_searches
 from sessions_app.usage.tool_usage import tool_usage
 from toolcrib.lib.api_schemas import ERRORS
 from toolcrib.lib.errors import Invalid
+from toolcrib.lib.figures import SCRIPT_GIVEN, SPARED
 from toolcrib.lib.pagination import check_limit, cut_page
 
 MAX_DAYS = 366
@@ -33,6 +37,44 @@ class ToolUsageOut(Schema):
 class ToolUsagePage(Schema):
     since: datetime
     items: list[ToolUsageOut]
+    next_cursor: str | None
+
+
+class ModelCostOut(Schema):
+    """Tokens of the sessions of one model. Money is null if the model has no price."""
+
+    model: str
+    sessions: int
+    calls: int
+    baseline: int = Field(alias="tokens.baseline")
+    given: int = Field(alias="tokens.given")
+    saved: int = Field(alias="tokens.saved")
+    results: int = Field(alias="tokens.results")
+    currency: str
+    cost: float | None
+    saving: float | None
+
+
+class ModelCostList(Schema):
+    items: list[ModelCostOut]
+    next_cursor: None = None
+
+
+class ScriptUsageOut(Schema):
+    """Scripts that an agent started."""
+
+    agent: str
+    runs: int = Field(alias="figures.runs")
+    failed: int = Field(alias="figures.failed")
+    held: int = Field(alias="figures.held", description="Paused now, until a person decides")
+    calls: int = Field(alias="figures.calls")
+    tokens_given: int = Field(alias="figures.given", description=SCRIPT_GIVEN)
+    tokens_spared: int = Field(alias="figures.spared", description=SPARED)
+
+
+class ScriptUsagePage(Schema):
+    since: datetime
+    items: list[ScriptUsageOut]
     next_cursor: str | None
 
 
@@ -69,6 +111,26 @@ def tools(
     filters = UsageFilter(agent=agent.replace("\0", ""), start=since)
     rows = [row for row in tool_usage(filters, tool.replace("\0", "")) if row.tool_name > cursor]
     items, next_cursor = cut_page(rows, limit, lambda row: row.tool_name)
+    return {"since": since, "items": items, "next_cursor": next_cursor}
+
+
+@router.get("/models", response={200: ModelCostList, **ERRORS})
+def models(request: HttpRequest, range: str = "30d") -> dict[str, Any]:
+    """List tokens, cost and saving by model, over 24h, 7d, 30d or 90d."""
+    if range not in RANGES:
+        raise Invalid(f"range must be one of: {', '.join(RANGES)}.")
+    return {"items": list_models(range)}
+
+
+@router.get("/scripts", response={200: ScriptUsagePage, **ERRORS})
+def scripts(
+    request: HttpRequest, days: int = 30, agent: str = "", limit: int = 50, cursor: str = ""
+) -> dict[str, Any]:
+    """List the scripts of each agent by name: runs, calls, tokens given and spared."""
+    since, limit = _since(days), check_limit(limit)
+    rows = scripts_by_agent(UsageFilter(agent=agent.replace("\0", ""), start=since))
+    after = sorted((row for row in rows if row.agent > cursor), key=lambda row: row.agent)
+    items, next_cursor = cut_page(after, limit, lambda row: row.agent)
     return {"since": since, "items": items, "next_cursor": next_cursor}
 
 

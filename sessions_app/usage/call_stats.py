@@ -1,17 +1,18 @@
-"""Recent call counts and latency of tools and servers. Trial calls are not counted."""
+"""Call counts and latency of tools and servers, usage of scripts. Trials are not counted."""
 
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import Any
 
-from django.db.models import Count, Exists, OuterRef, Q, QuerySet
+from django.db.models import Count, Exists, Max, OuterRef, Q, QuerySet, Sum
 from django.utils import timezone
 
-from sessions_app.models import Call, CallPath
+from sessions_app.models import Call, CallPath, RunState, ScriptRun
 from sessions_app.usage import tool_usage
 from sessions_app.usage.filters import FAILED, UsageFilter
-from toolcrib.lib.percentile import percentile
+from toolcrib.lib.figures import ScriptFigures, percentile
 
 DAYS = 30
 SAMPLE = 10_000  # newest answered calls, from which p95 is computed
@@ -73,3 +74,84 @@ def count_server_calls(servers: Collection[int]) -> dict[int, ServerCalls]:
     return {
         pk: ServerCalls(hours[pk], percentile(durations[pk], 0.95)) for pk in servers if pk in hours
     }
+
+
+def recent_failures(limit: int = 10, **of: Any) -> list[Call]:
+    """Return the newest failed calls of the last week, by columns of the index on usage."""
+    return _newest(_last_week(**of).filter(FAILED), limit)
+
+
+def recent_calls(limit: int = 20, **of: Any) -> list[Call]:
+    """Return the newest calls of the last week, by columns of the index on usage."""
+    return _newest(_last_week(**of), limit)
+
+
+@dataclass(frozen=True)
+class TopError:
+    """How often a tool failed in one way in the last week, and how a server put it last."""
+
+    code: str
+    count: int
+    last_at: datetime
+    message: str
+
+
+def top_errors(limit: int = 5, **of: Any) -> list[TopError]:
+    failed = _last_week(**of).filter(FAILED)
+    rows = failed.values_list("error_code").annotate(n=Count("pk"), last=Max("accepted_at"))
+    errors = []
+    for code, count, last in rows.order_by("-n", "error_code")[:limit]:
+        newest = failed.filter(error_code=code, accepted_at=last).order_by("-pk")
+        message = newest.values_list("error_message", flat=True).first()
+        errors.append(TopError(code, count, last, message or ""))
+    return errors
+
+
+def _last_week(**of: Any) -> QuerySet[Call]:
+    return _calls().filter(accepted_at__gte=timezone.now() - timedelta(days=7), **of)
+
+
+def _newest(calls: QuerySet[Call], limit: int) -> list[Call]:
+    newest = calls.order_by("-accepted_at").values("pk")[:limit]
+    rows = Call.objects.filter(pk__in=newest).select_related("session", "agent")
+    return list(rows.defer("arguments", "result_copy").order_by("-accepted_at"))
+
+
+@dataclass(frozen=True)
+class ScriptUsage:
+    """The scripts of one agent in a time range."""
+
+    agent: str
+    figures: ScriptFigures
+
+
+def scripts_by_agent(filters: UsageFilter) -> list[ScriptUsage]:
+    """Return the agents that started scripts in the range, the most tokens spared first.
+
+    The group does not apply: most scripts call tools of several groups.
+    """
+    runs = ScriptRun.objects.filter(started_at__gte=filters.since)
+    if filters.agent:
+        runs = runs.filter(agent__name=filters.agent)
+    made = Call.objects.filter(path=CallPath.SCRIPT, run__in=runs.values("pk")).order_by()
+    calls = dict(made.values_list("agent__name").annotate(Count("pk")))
+    rows = (
+        runs.order_by()
+        .values_list("agent__name")
+        .annotate(
+            number=Count("pk"),
+            failed=Count("pk", filter=Q(state=RunState.FAILED)),
+            held=Count("pk", filter=Q(state=RunState.HELD)),
+            given=Sum("tokens_given"),
+            spared=Sum("tokens_spared"),
+        )
+    )
+    found = [
+        ScriptUsage(agent, ScriptFigures(count, failed, held, calls.get(agent, 0), given, spared))
+        for agent, count, failed, held, given, spared in rows
+    ]
+    return sorted(found, key=lambda row: (-row.figures.spared, row.agent))
+
+
+def total_scripts(rows: list[ScriptUsage]) -> ScriptFigures:
+    return sum((row.figures for row in rows), ScriptFigures())

@@ -10,11 +10,20 @@ from django.http import QueryDict
 from django.utils import timezone
 
 from catalog.models import Group, Membership
-from sessions_app.models import Agent, AgentSession, Call, CallPath, CallState, Event, EventKind
+from sessions_app.models import (
+    NOT_RUN,
+    Agent,
+    AgentSession,
+    Call,
+    CallPath,
+    CallState,
+    Event,
+    EventKind,
+)
 from toolcrib.lib.request import text
 
 # A call counts as failed by its error flag or by its final state.
-FAILED_STATES = (CallState.FAILED, CallState.REFUSED, CallState.TIMED_OUT, CallState.UNKNOWN)
+FAILED_STATES = (CallState.FAILED, *NOT_RUN, CallState.TIMED_OUT, CallState.UNKNOWN)
 FAILED = Q(is_error=True) | Q(state__in=FAILED_STATES)
 # A rejected call to an unknown name is not usage of a tool.
 KNOWN_TOOL = Q(tool__isnull=False) | ~Q(state=CallState.REFUSED)
@@ -106,11 +115,19 @@ class UsageFilter:
         return rows.filter(agent__name=self.agent) if self.agent else rows
 
 
+def range_context(within: str) -> dict[str, Any]:
+    """Return the context of the range picker."""
+    return {
+        "range": RANGES[within],
+        "ranges": [(key, span.label, key == within) for key, span in RANGES.items()],
+    }
+
+
 def filter_context(filters: UsageFilter) -> dict[str, Any]:
     """Return the context of the fields for range, agent and group."""
     return {
         "filters": filters,
-        "ranges": [(key, span.label, key == filters.within) for key, span in RANGES.items()],
+        **range_context(filters.within),
         "agents": choices(Agent.objects.values_list("name", flat=True), filters.agent),
         "groups": choices(Group.objects.values_list("group_id", flat=True), filters.group),
     }

@@ -71,9 +71,13 @@ def outdated_sessions(
     tools = Tool.objects.servable().filter(public_name__in=names)
     if filters.group:
         tools = tools.filter(memberships__group__group_id=filters.group)
-    approved = dict(tools.values_list("public_name", "approved_id"))
+    columns = (
+        *("public_name", "approved_id", "approved__readable_id"),
+        *("effective_id", "effective__readable_id"),
+    )
+    approved = {row[0]: row[1:] for row in tools.values_list(*columns)}
     outdated = [
-        (session, sorted(n for n, pk in pins.items() if n in approved and approved[n] != pk))
+        (session, sorted(n for n, pk in pins.items() if n in approved and pk not in approved[n]))
         for session, pins in sent.items()
     ]
     return [row for row in outdated if row[1]][:limit]

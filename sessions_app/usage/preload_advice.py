@@ -1,24 +1,18 @@
-"""Preload advice: preloaded tools that are never called, and tools that sessions often load.
+"""Preload advice: preloaded tools that are never called. `optimize` recommends preloads.
 
 Reads only. Preloads come from the catalog cache that also serves agents.
 """
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-
-from django.db.models import QuerySet
+from dataclasses import dataclass
 
 from catalog import cache
 from catalog.cache import CachedGroup
 from catalog.models import Group, Tool
-from sessions_app.ledger.event_details import read_names, read_object
-from sessions_app.models import Agent, AgentGroup, Event, EventKind
+from sessions_app.models import Agent, AgentGroup
 from sessions_app.usage.filters import UsageFilter
 
 PAGE = 25
-MAX_LOADS = 2_000  # newest loads read
-MIN_SESSIONS = 3  # that load a tool before preloading is advised
 
 
 @dataclass(frozen=True)
@@ -28,8 +22,6 @@ class PreloadCandidate:
     group: Group
     tool: Tool
     tokens: int
-    sessions: int = 0  # that loaded it
-    share: int = 0  # of all sessions, in percent
 
 
 @dataclass(frozen=True)
@@ -94,34 +86,3 @@ def unused_preloads(
     pairs.sort(key=lambda pair: (-_tokens(pair[1]), pair[1].tool.name, pair[0].group_id))
     tokens = sum(_tokens(member) for _, member in pairs)
     return UnusedPreloads(_candidates(pairs, limit), len(pairs), tokens)
-
-
-def frequently_loaded(filters: UsageFilter, limit: int | None = PAGE) -> list[PreloadCandidate]:
-    """Return tools that many sessions loaded and that are not preloaded, most loaded first."""
-    sessions: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
-    rows = filters.events(EventKind.LOADED).order_by("-at")
-    fields = ("session_id", "group_id", "details")
-    for session, group_id, text in rows.values_list(*fields)[:MAX_LOADS]:
-        for name in read_names(read_object(text), "names"):
-            sessions[group_id, name].add(session)
-    counts = {key: len(pks) for key, pks in sessions.items() if len(pks) >= MIN_SESSIONS}
-    groups = {group.group_id: group for group in _groups(filters)}
-    pairs = []
-    for group_id, name in sorted(counts, key=lambda key: (-counts[key], key)):
-        group = groups.get(group_id)
-        member = group.offered_by_name.get(name) if group else None
-        if group and member and not member.preload:
-            pairs.append((group, member))
-    total = max(_count_sessions(filters, rows), 1)
-    return [
-        replace(candidate, sessions=count, share=min(round(100 * count / total), 100))
-        for candidate in _candidates(pairs, limit)
-        for count in [counts[candidate.group.group_id, candidate.tool.public_name]]
-    ]
-
-
-def _count_sessions(filters: UsageFilter, loads: QuerySet[Event]) -> int:
-    """Count the sessions opened since the oldest load that was read."""
-    oldest = loads.values_list("at", flat=True)[MAX_LOADS - 1 : MAX_LOADS].first()
-    rows = filters.sessions()
-    return (rows.filter(created_at__gte=oldest) if oldest else rows).count()

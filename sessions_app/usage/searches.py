@@ -40,6 +40,17 @@ class RecordedSearch:
     without_results: bool
     abandoned: bool  # it had results, and none was loaded or called
 
+    @property
+    def query(self) -> str:
+        """Return what was asked; empty once the content of a deleted agent was erased."""
+        details = self.details
+        return str(details.get("pattern") or details.get("query") or details.get("name") or "")
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the lists of failed searches name it; totals count every search."""
+        return bool(self.query) and (self.without_results or self.abandoned)
+
 
 @dataclass
 class FailedSearch:
@@ -61,13 +72,11 @@ class FailedSearch:
 def _count(rows: dict[K, FailedSearch], key: K, search: RecordedSearch) -> None:
     """Count a search in its row. Searches are read newest first, so the first is the latest."""
     if key not in rows:
-        details = search.details
-        query = details.get("pattern") or details.get("query") or details.get("name") or ""
         rows[key] = FailedSearch(
             asked=search.description,
-            query=str(query),
+            query=search.query,
             strategy=search.strategy,
-            pattern=bool(details.get("pattern")) or search.strategy == "regex",
+            pattern=bool(search.details.get("pattern")) or search.strategy == "regex",
             times=0,
             last_at=search.at,
             agents=[],
@@ -91,7 +100,7 @@ def failed_searches(filters: UsageFilter, limit: int | None = PAGE) -> FailedSea
     read = 0
     for search in _read_searches(filters.events(EventKind.SEARCHED)):
         read += 1
-        if search.without_results or search.abandoned:
+        if search.is_listed:
             rows = failed[search.without_results]
             _count(rows, (search.description, search.strategy), search)
     return FailedSearches(
@@ -105,7 +114,7 @@ def recent_queries(limit: int = 12, max_searches: int = 500) -> list[FailedSearc
     """Return the latest distinct queries: those without results first, then the newest."""
     queries: dict[tuple[str, bool], FailedSearch] = {}
     for search in _read_searches(Event.objects.filter(kind=EventKind.SEARCHED), max_searches):
-        if not search.details.get("name"):
+        if search.query and not search.details.get("name"):
             _count(queries, (search.description, not search.without_results), search)
     ranked = sorted(queries.items(), key=lambda pair: (pair[0][1], -pair[1].last_at.timestamp()))
     return [query for _, query in ranked[:limit]]
@@ -252,7 +261,7 @@ class _ReportBuilder:
             total.searches += 1
             total.lost += search.without_results
             total.astray += search.abandoned
-        if search.without_results or search.abandoned:
+        if search.is_listed:
             rows = self.lost if search.without_results else self.astray
             _count(rows, search.description, search)
 

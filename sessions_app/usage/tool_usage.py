@@ -16,7 +16,7 @@ from django.db.models.functions import Cast, Substr
 from sessions_app.ledger.event_details import read_names, read_object
 from sessions_app.models import Call, Event, EventKind
 from sessions_app.usage.filters import FAILED, KNOWN_TOOL, UsageFilter
-from toolcrib.lib.percentile import percentile
+from toolcrib.lib.figures import percentile
 
 PAGE = 25
 DURATIONS = 5_000  # newest answered calls, from which percentiles are computed

@@ -1,29 +1,47 @@
 """Usage page: calls, preload advice, unmet searches, CSV export, preload changes with undo."""
 
 import csv
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from operator import attrgetter
 from typing import Any
 
 from django.contrib import messages
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
-from catalog import preferences
+from catalog import audit, model_prices, preferences
 from catalog.groups import actions as group_writes
 from catalog.groups import undo as group_undo
 from catalog.groups.actions import GroupWrite
-from sessions_app.models import AgentSession
-from sessions_app.usage import funnels, preload_advice, searches, tool_usage
+from catalog.models import Membership
+from sessions_app.models import Agent, AgentSession, UsageKind
+from sessions_app.usage import (
+    call_stats,
+    funnels,
+    model_costs,
+    optimize,
+    panels,
+    preload_advice,
+    searches,
+    tool_usage,
+)
 from sessions_app.usage.filters import UsageFilter, filter_context
-from sessions_app.usage.tool_usage import Bucket, UsageReport
-from toolcrib.lib import charts
-from toolcrib.lib.errors import NotFound
+from sessions_app.usage.series import read_series, read_uncounted
+from toolcrib.lib import figures
+from toolcrib.lib.errors import Invalid, NotFound
 from toolcrib.lib.pagination import offset_of, page_by_offset
-from toolcrib.lib.request import clean_url, errors_as_messages, is_htmx_fragment, redirect_back
-from toolcrib.lib.roles import actor_of, admin_required, operator_required
+from toolcrib.lib.request import (
+    clean_url,
+    errors_as_messages,
+    is_htmx_fragment,
+    redirect_back,
+    submitted_query,
+)
+from toolcrib.lib.roles import actor_of, admin_required, operator_required, viewer_required
 from toolcrib.lib.text import escape_formula, plural
 
 UNDO_SESSION_KEY = "usage_undo"  # the change that the next page offers to undo
@@ -31,10 +49,11 @@ Table = tuple[Sequence[str], Iterable[Sequence[object]]]
 
 
 @require_safe
-@operator_required
+@viewer_required
 def usage(request: HttpRequest) -> HttpResponse:
     filters = UsageFilter.read(request.GET)
     report = tool_usage.usage_report(filters)
+    scripts = call_stats.scripts_by_agent(filters)
     offset = offset_of(request.GET, tool_usage.PAGE)
     page = page_by_offset(report.tools, offset, tool_usage.PAGE)
     tool_usage.add_trends(filters, page.rows)
@@ -44,21 +63,30 @@ def usage(request: HttpRequest) -> HttpResponse:
         "page": page,
         "shown": page.describe("tool"),
         "durations_read": tool_usage.DURATIONS,
-        "loads_read": preload_advice.MAX_LOADS,
-        "min_sessions": preload_advice.MIN_SESSIONS,
+        "min_sessions": optimize.MIN_SESSIONS,
+        "optimize_days": optimize.DAYS,
+        "glance": optimize.GLANCE,
         "address": clean_url(request).partition("?")[2],
         "undo_offer": request.session.pop(UNDO_SESSION_KEY, None),
+        "offer": request.session.pop(group_undo.UNDO_OFFER_KEY, None),
+        "undo_next": request.get_full_path(),
         "has_sessions": bool(report.calls) or AgentSession.objects.exists(),
         "retention_days": preferences.value("keep_sessions_days"),
         "max_open_sessions": funnels.MAX_OPEN_SESSIONS,
         "searches_read": searches.MAX_SEARCHES,
-        **_chart_context(filters, report),
+        "prices": model_prices.read().rows,
+        "cost_definition": figures.COST,
+        "scripts": scripts,
+        "script_total": call_stats.total_scripts(scripts),
+        "script_given_definition": figures.SCRIPT_GIVEN,
+        "spared_definition": figures.SPARED,
     }
     if context["has_sessions"]:
+        context |= _chart_context(filters, request.GET.get("by", ""))
         called = {tool.tool_name for tool in report.tools}
         context |= {
             "unused": preload_advice.unused_preloads(filters, called),
-            "frequent": preload_advice.frequently_loaded(filters),
+            "frequent": _preloads(filters)[: preload_advice.PAGE],
             "searches": searches.failed_searches(filters),
             "funnels": funnels.funnels(filters),
             "outdated": funnels.outdated_sessions(filters),
@@ -69,50 +97,38 @@ def usage(request: HttpRequest) -> HttpResponse:
     return response
 
 
-def _chart_context(filters: UsageFilter, report: UsageReport) -> dict[str, Any]:
-    buckets = report.buckets
-    bars = [None if bucket.calls is None else (bucket.calls, bucket.errors) for bucket in buckets]
-    return {
-        "chart": charts.day_bars(bars),
-        "chart_summary": summarize_calls(buckets, filters.range.bucket),
-        "first_label": _axis_label(buckets[0], filters),
-        "last_label": _axis_label(buckets[-1], filters),
-    }
+def _preloads(filters: UsageFilter) -> list[optimize.Recommendation]:
+    return optimize.simulate(optimize.GLANCE).preloads(filters.group)
 
 
-def _axis_label(bucket: Bucket, filters: UsageFilter) -> str:
-    if filters.range.bucket == "hour":
-        return f"{bucket.at:%H:%M} UTC"
-    return f"{bucket.at.day} {bucket.at:%b}"
-
-
-def summarize_calls(buckets: Sequence[Bucket], unit: str) -> str:
-    """Return one sentence on the chart: total and failed calls, and when most occurred."""
-    calls = sum(bucket.calls or 0 for bucket in buckets)
-    errors = sum(bucket.errors for bucket in buckets)
-    if not calls:
-        return "No calls in this time range."
-    busy = [bucket for bucket in buckets if bucket.calls]
-    busiest = max(busy, key=lambda bucket: bucket.calls or 0)
-    share_of_calls = "all" if len(busy) == 1 else "most"
-    summary = f"{plural(calls, 'call')}, {share_of_calls} {_describe_time(busiest, unit)}"
-    if not errors:
-        return f"{summary}; none failed."
-    percent = 100 * errors / calls
-    rate = f"{percent:.1f}%" if percent < 10 else f"{percent:.0f}%"
-    worst = max(buckets, key=lambda bucket: bucket.errors)
-    if worst is busiest:
-        return f"{summary}; {errors:,} failed ({rate})."
-    return (
-        f"{summary}; {errors:,} failed ({rate}), most {_describe_time(worst, unit)} "
-        f"({worst.errors:,} of {worst.calls or 0:,})."
+def _chart_context(filters: UsageFilter, by: str) -> dict[str, Any]:
+    """Return metrics and charts of the filtered agent or group, and the breakdown of all calls."""
+    sessions: dict[str, str] = {}
+    kind = UsageKind.ALL
+    keys: str | list[str] = ""
+    if filters.agent:
+        agent = Agent.objects.filter(name=filters.agent).first()
+        kind, keys = UsageKind.AGENT, str(agent.pk if agent else "")
+        sessions = {"agent": filters.agent}
+    elif filters.group:
+        members = Membership.objects.filter(group__group_id=filters.group)
+        kind, keys = UsageKind.TOOL, list(members.values_list("tool__public_name", flat=True))
+    recent = read_uncounted()
+    series, charts = panels.read_panels(
+        filters.within, kind, keys, sessions=sessions, uncounted=recent
     )
-
-
-def _describe_time(bucket: Bucket, unit: str) -> str:
-    if unit == "hour":
-        return f"in the hour from {bucket.at:%H:%M} UTC"
-    return f"on {bucket.at:%A} {bucket.at.day} {bucket.at:%B}"
+    chosen = UsageKind(by) if by in panels.BREAKDOWNS else panels.BREAKDOWNS[0]
+    everything = series if kind == UsageKind.ALL else read_series(filters.within, uncounted=recent)
+    models = model_costs.list_models(filters.within, recent)
+    money = model_costs.add_up(models) if kind == UsageKind.ALL else None
+    return {
+        "models": models,
+        "series": series,
+        "panels": charts,
+        "figures": panels.list_metrics(series, kind, sessions=sessions, money=money),
+        "breakdown": panels.read_breakdown(everything, filters.within, chosen, recent),
+        "breakdowns": [(kind.value, kind == chosen) for kind in panels.BREAKDOWNS],
+    }
 
 
 # --- CSV ----------------------------------------------------------------------------------------
@@ -125,6 +141,7 @@ def usage_csv(request: HttpRequest, table: str) -> HttpResponse:
         raise NotFound("Table not found.", hint="Use a CSV link on the usage page.")
     filters = UsageFilter.read(request.GET)
     header, rows = TABLES[table](filters)
+    audit.record_installation(actor_of(request), "usage.export", after={"table": table})
     response = HttpResponse(content_type="text/csv; charset=utf-8")
     name = f"toolcrib-{table}-{filters.within}.csv"
     response["Content-Disposition"] = f'attachment; filename="{name}"'
@@ -139,7 +156,7 @@ def format_cell(cell: object) -> object:
     if isinstance(cell, datetime):
         return cell.isoformat()
     if isinstance(cell, float):
-        return round(cell, 2)
+        return round(cell, 2 if abs(cell) >= 1 else 4)
     if isinstance(cell, str):
         return escape_formula(cell)
     return "" if cell is None else cell
@@ -168,9 +185,9 @@ TABLES: dict[str, Callable[[UsageFilter], Table]] = {
         preload_advice.unused_preloads(filters, limit=None).candidates,
     ),
     "often": lambda filters: _table(
-        "tool group sessions share_percent tokens",
-        "tool.public_name group.group_id sessions share tokens",
-        preload_advice.frequently_loaded(filters, limit=None),
+        "tool group sessions sessions_of_group tokens tokens_saved round_trips_saved",
+        "tool group_id used sessions tokens saved round_trips",
+        _preloads(filters),
     ),
     "lost": lambda filters: _table(
         SEARCH_COLUMNS,
@@ -179,6 +196,17 @@ TABLES: dict[str, Callable[[UsageFilter], Table]] = {
     ),
     "astray": lambda filters: _table(
         SEARCH_COLUMNS, SEARCH_COLUMNS, searches.failed_searches(filters, limit=None).abandoned
+    ),
+    "models": lambda filters: _table(
+        "model sessions calls baseline given saved results currency cost money_saved",
+        "model sessions calls tokens.baseline tokens.given tokens.saved tokens.results "
+        "currency cost saving",
+        model_costs.list_models(filters.within),
+    ),
+    "scripts": lambda filters: _table(
+        "agent runs failed held calls tokens_given tokens_spared",
+        "agent figures.runs figures.failed figures.held figures.calls figures.given figures.spared",
+        call_stats.scripts_by_agent(filters),
     ),
     "funnel": lambda filters: _table(
         "agent sessions searched then_loaded then_called called_unsearched",
@@ -226,6 +254,35 @@ def set_preload(request: HttpRequest) -> HttpResponse:
         write = group_writes.set_preload(group, tools, on, actor=actor_of(request))
         _offer_undo(request, write, f"{name} in {group_id} is {mode} in new sessions.")
     return redirect_back(request, "usage", anchor="often" if on else "unused")
+
+
+@require_POST
+@admin_required
+def unload_unused(request: HttpRequest) -> HttpResponse:
+    """Make all unused preloads of the page on demand, as one action with one undo."""
+    filters = UsageFilter.read(submitted_query(request))
+    called = {tool.tool_name for tool in tool_usage.usage_report(filters).tools}
+    names: defaultdict[str, list[str]] = defaultdict(list)
+    for row in preload_advice.unused_preloads(filters, called, limit=None).candidates:
+        if row.group.deferred:
+            names[row.group.group_id].append(row.tool.public_name)
+    with errors_as_messages(request):
+        if not names:
+            raise Invalid("There are no unused preloads that may be on demand.")
+        with transaction.atomic():
+            writes = [
+                group_writes.set_preload(
+                    group_writes.find_group(group_id),
+                    group_writes.find_tools(tools),
+                    False,
+                    actor=actor_of(request),
+                )
+                for group_id, tools in names.items()
+            ]
+        count = sum(map(len, names.values()))
+        sentence = f"{plural(count, 'unused preload')} on demand in new sessions."
+        group_undo.offer_undo(request, sentence, *writes)
+    return redirect_back(request, "usage", anchor="unused")
 
 
 @require_POST

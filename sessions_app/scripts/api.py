@@ -1,0 +1,78 @@
+"""Script API: the typed functions of a session's tools, and runs of scripts.
+
+Runs are served by sessions/endpoint.py, and declared here for the API's schema.
+"""
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from ninja import Query, Router
+
+from sessions_app.agents.rate_limits import CATALOG_COST
+from sessions_app.scripts import signatures
+from sessions_app.scripts.schemas import MAX_SDK_TOOLS, ScriptIn, ScriptRunOut, SdkIn, SdkOut
+from sessions_app.sessions.api import (
+    AGENT_ERRORS,
+    CALL_ERRORS,
+    KEY_PARAMETER,
+    charged,
+    readable_session,
+    served_by_endpoint,
+)
+from sessions_app.sessions.schemas import WaitIn
+from sessions_app.sessions.scope import scope_of_session
+from toolcrib.lib.api_schemas import ErrorBody
+from toolcrib.lib.payloads import check_value
+from toolcrib.lib.token_counter import count
+
+router = Router(tags=["scripts"])
+
+
+@router.get(
+    "/sessions/{session_id}/sdk",
+    response={200: SdkOut, **AGENT_ERRORS},
+    operation_id="get_sdk",
+)
+@charged(CATALOG_COST)
+def get_sdk(request: HttpRequest, session_id: str, options: Query[SdkIn]) -> dict[str, Any]:
+    """Get the session's tools as typed functions, in Python or TypeScript."""
+    check_value(options.tools, "/tools")
+    scope = scope_of_session(readable_session(request, session_id))
+    names = signatures.names_of(scope)
+    wanted = [name.strip() for name in options.tools.split(",") if name.strip()]
+    if wanted:
+        tools = [names.by_public_name[scope.find_tool(name).name] for name in wanted]
+    else:
+        tools = [tool for module in names.modules.values() for tool in module.values()]
+    text = signatures.render(tools[:MAX_SDK_TOOLS], options.lang)
+    return {
+        "lang": options.lang,
+        "text": text,
+        "tokens": count(text),
+        "names": {tool.name: tool.public_name for tool in tools[:MAX_SDK_TOOLS]},
+        "left_out": max(0, len(tools) - MAX_SDK_TOOLS),
+    }
+
+
+@router.post(
+    "/sessions/{session_id}/scripts",
+    response={200: ScriptRunOut, **CALL_ERRORS, 501: ErrorBody},
+    operation_id="run_script",
+    openapi_extra={"parameters": [KEY_PARAMETER]},
+)
+def run_script(request: HttpRequest, session_id: str, body: ScriptIn) -> HttpResponse:
+    """Run a script that calls the session's tools. Answers when it ended, is held, or after 20 s.
+
+    An error that the script does not catch is its result, with the calls that were made.
+    """
+    return served_by_endpoint()
+
+
+@router.get(
+    "/scripts/{run_id}",
+    response={200: ScriptRunOut, **AGENT_ERRORS},
+    operation_id="get_script",
+)
+def get_script(request: HttpRequest, run_id: str, options: Query[WaitIn]) -> HttpResponse:
+    """Get a script of this agent: how it stands, or its result. May wait for its end."""
+    return served_by_endpoint()
