@@ -40,7 +40,7 @@ document.addEventListener("htmx:afterSettle", () => {
   const focused = focus && all.find((row) => row.dataset.row === focus);
   const failed = board.querySelector(".failed");
   const row = failed || focused || (saved.row >= 0 && all[Math.min(saved.row, all.length - 1)]);
-  const handle = row && row.querySelector("[data-handle]:not(:disabled), summary, a");
+  const handle = row && (row.querySelector("[data-handle]:not(:disabled)") || row.querySelector("summary, a"));
   if (handle) handle.focus();
   else if (document.activeElement === document.body) board.querySelector("[data-search]")?.focus();
 });

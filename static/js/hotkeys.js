@@ -107,9 +107,12 @@ document.addEventListener("keydown", (event) => {
   let handled;
   if (Date.now() < goDeadline) {
     goDeadline = 0;
+    delete document.documentElement.dataset.going;
     handled = go(event.key);
   } else if (event.key === "g" && !event.shiftKey) {
     goDeadline = Date.now() + 1500;
+    document.documentElement.dataset.going = ""; // the sidebar shows its letters
+    setTimeout(() => { if (Date.now() >= goDeadline) delete document.documentElement.dataset.going; }, 1600);
     handled = true;
   } else {
     handled = (ACTIONS[event.key] && ACTIONS[event.key]()) || (event.key !== "Enter" && pressHotkey(event.key));

@@ -1,5 +1,5 @@
 // Multi-selection in [data-select]: checkboxes [data-select-row] with shift ranges, [data-select-all],
-// the count in [data-select-count], and [data-select-bar], which is visible only with a selection.
+// the count in [data-select-count] (with the value "servers", also of how many servers), and [data-select-bar], which is visible only with a selection.
 // When htmx replaces a [data-select] that has an id, the selection is restored: checkboxes in the new
 // list are checked again, and the other values are added to its [data-select-elsewhere] from the
 // template [data-select-elsewhere-row].
@@ -9,11 +9,20 @@ function rowsOf(scope) {
   return [...scope.querySelectorAll("[data-select-row]")];
 }
 
+// The values are names of tools, which start with the id of their server.
+function describeServers(boxes) {
+  const servers = new Set(boxes.filter((box) => box.checked).map((box) => box.value.split("__")[0]));
+  return servers.size > 1 ? ` from ${servers.size} servers` : "";
+}
+
 function showSelection(scope) {
   const boxes = rowsOf(scope);
   const count = boxes.filter((box) => box.checked).length;
   for (const box of boxes) box.closest("tr, li")?.classList.toggle("picked", box.checked);
-  for (const label of scope.querySelectorAll("[data-select-count]")) label.textContent = `${count} selected`;
+  for (const label of scope.querySelectorAll("[data-select-count]")) {
+    const from = label.dataset.selectCount === "servers" ? describeServers(boxes) : "";
+    label.textContent = `${count} selected${from}`;
+  }
   for (const bar of scope.querySelectorAll("[data-select-bar]")) bar.hidden = count === 0;
   const all = scope.querySelector("[data-select-all]");
   if (!all) return;
