@@ -1,7 +1,7 @@
 """An agent in the shape of OpenAI's chat completions, with rules of its own about tools.
 
     TOOLCRIB_URL=http://localhost:8000 TOOLCRIB_KEY=tcb_… \
-        PYTHONPATH=. .venv/bin/python docs/examples/openai_loop.py
+        PYTHONPATH=clients/python/src .venv/bin/python docs/examples/openai_loop.py
 
 The agent needs the demo server's group, `mcp:demo`. The model is scripted and needs no network: put
 `openai.OpenAI()` in its place for a real one, and nothing else changes. `state.json` keeps what was
@@ -15,7 +15,7 @@ from typing import Any
 
 from scripted_model import ScriptedModel
 
-from toolcrib.client import AgentLoop, ToolCall, Toolcrib, ToolResult
+from toolcrib_client import AgentLoop, ToolCall, Toolcrib, ToolResult
 
 
 def before(call: ToolCall) -> str | None:
@@ -49,7 +49,7 @@ with (
         {"role": "user", "content": "What is 100 °C in Fahrenheit?"},
     ]
     for _ in loop.turns():
-        reply = model.chat.completions.create(model="gpt-5.4", tools=loop.tools, messages=messages)
+        reply = model.chat.completions.create(model="scripted", tools=loop.tools, messages=messages)
         if not loop.take(reply, messages):
             print(reply.choices[0].message.content)
             break
