@@ -24,9 +24,10 @@ if str(ROOT) not in sys.path:
 
 from tests.support.agents import Agent, Session, make_agent  # noqa: E402
 from tests.support.installation import Api, Installation, Process, clean_environment  # noqa: E402
+from tests.support.payloads import PayloadReader  # noqa: E402
 from tests.support.upstreams.running import ENDPOINTS, stdio_argv  # noqa: E402
 from tests.support.waiting import wait_for  # noqa: E402
-from toolcrib.lib.percentile import percentile as observed_percentile  # noqa: E402
+from toolcrib.lib.figures import percentile as observed_percentile  # noqa: E402
 
 SIZES = ("tiny", "short", "full")  # for the tests, for --short, for `make soak`
 UNLIMITED = 1_000_000_000
@@ -262,7 +263,7 @@ class Bed:
     def calls(self, session: Session) -> list[dict[str, Any]]:
         """Return the calls of a session, oldest first."""
         columns = ("call_id", "state", "error_code", "arguments", "idempotency_key", "sent_at")
-        return [
+        calls = [
             dict(zip(columns, row, strict=True))
             for row in self.query(
                 f"select {', '.join('c.' + name for name in columns)} from sessions_app_call c "  # noqa: S608
@@ -271,6 +272,10 @@ class Bed:
                 session.id,
             )
         ]
+        payloads = PayloadReader.of_folder(self.toolcrib.data_dir)
+        for call in calls:
+            call["arguments"] = payloads.read(call["arguments"])
+        return calls
 
 
 # --- Callers --------------------------------------------------------------------------------------

@@ -210,7 +210,8 @@ def orphaned_processes(bed: Bed, size: str) -> Row:
     """R7: stdio servers that ignore EOF and SIGTERM, connected and closed many times."""
     closes, kills = {"tiny": (4, 1), "short": (12, 3), "full": (150, 50)}[size]
     row = Row("R7", "stdio servers that ignore EOF and SIGTERM, closed or orphaned")
-    notes = bed.folder / "stubborn-pids"
+    notes = bed.folder / "stubborn" / "pids"  # programs may not write beside the data folder
+    notes.parent.mkdir(exist_ok=True)
     # One process per session, with the flags of the test of a single kill.
     register_stdio(
         bed.toolcrib, "stubborn", "raw_stdio",

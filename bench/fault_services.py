@@ -40,6 +40,7 @@ from tests.support.installation import (
     redis_server,
     unprivileged_user,
 )
+from tests.support.payloads import DATA_KEYS, PayloadReader
 from tests.support.production import SERVICES, Production
 from tests.support.waiting import wait_for
 
@@ -75,11 +76,20 @@ class Services:
 
     def restart_postgres(self) -> None:
         """Stop PostgreSQL without a checkpoint, as in a crash, and start it again."""
+        self.start_postgres(self.stop_postgres())
+
+    def stop_postgres(self) -> Path:
+        """Stop PostgreSQL without a checkpoint, and return its data folder."""
         data = Path(self.query("show data_directory")[0][0])
-        argv = shlex.split((data / "postmaster.opts").read_text())
         pid = int((data / "postmaster.pid").read_text().split()[0])
         os.kill(pid, signal.SIGQUIT)  # immediate shutdown: WAL is replayed at the next start
         wait_for(lambda: not (data / "postmaster.pid").exists() or not _is_running(pid), 30)
+        if self.restarted is not None:
+            self.restarted.wait()
+        return data
+
+    def start_postgres(self, data: Path) -> None:
+        argv = shlex.split((data / "postmaster.opts").read_text())
         user = unprivileged_user() if os.geteuid() == 0 else None
         environment = clean_environment({"LC_ALL": "C.UTF-8"})
         started = Process(argv, environment, cwd=data.parent, user=user)
@@ -279,8 +289,10 @@ def postgres_restarted(parts: Services, size: str) -> Row:
         last = asyncio.run(_load(parts.agent, session, 0.5, 0.1, "last"))
         remove(parts.toolcrib, "kept")
     ids = {row[0] for row in parts.query("select call_id from sessions_app_call")}
+    keys = (ciphertext for (ciphertext,) in parts.query(DATA_KEYS))
+    payloads = PayloadReader(parts.toolcrib.env["TOOLCRIB_ENCRYPTION_KEYS"], keys)
     rows = Counter(
-        json.loads(arguments).get("paper")
+        json.loads(payloads.read(arguments)).get("paper")
         for arguments, state in parts.query("select arguments, state from sessions_app_call")
         if state not in ("refused", "failed", "cancelled")
     )

@@ -259,7 +259,9 @@ def soak(bed: Bed, size: str) -> Row:
     states: Counter[str] = Counter()
     with running_upstream("counting", "--journal", str(bed.folder / "soak-http")) as server:
         register(bed.toolcrib, "soak-http", url=server.url)
-        program = ("counting", "--journal", str(bed.folder / "soak-stdio"))
+        folder = bed.folder / "soak-stdio"  # programs may not write beside the data folder
+        folder.mkdir(exist_ok=True)
+        program = ("counting", "--journal", str(folder / "journal"))
         register_stdio(bed.toolcrib, "soak-stdio", *program)
         monitor = ResourceMonitor(bed, seconds)
         asyncio.run(_generate_load(bed, seconds, states, monitor))

@@ -133,14 +133,14 @@ def become_installation(out: str, err: str) -> NoReturn:
     os.closerange(3, 256)
     from django.core.management import execute_from_command_line
 
-    from sessions_app.dispatch import planner
-    from sessions_app.ledger import calls as call_ledger
     from toolcrib.config.databases import make_tables_if_new
     from toolcrib.lib.process_identity import this_process
 
-    # The only state of these modules that depends on the process.
-    for module in (call_ledger, planner):
-        vars(module)["THIS_PROCESS"] = this_process()
+    # The only state of the modules that depends on the process. A module that kept the identity of
+    # the forking process, which lives on, would make recovery wait for leases and deadlines.
+    for module in list(sys.modules.values()):
+        if "THIS_PROCESS" in vars(module):
+            vars(module)["THIS_PROCESS"] = this_process()
     sys.argv = ["manage.py", "serve"]
     make_tables_if_new(sys.argv[1:2])
     execute_from_command_line(sys.argv)

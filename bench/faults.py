@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench import (  # noqa: E402
     fault_crashes,
+    fault_held,
     fault_large,
     fault_services,
     fault_sessions,
@@ -47,6 +48,7 @@ EMBEDDED: dict[str, Callable[[Bed, str], Row]] = {
     "R22": fault_sessions.session_model,
     "R23": fault_sessions.soak,
     "R26": fault_slow.disconnecting_callers,
+    "R27": fault_held.killed_during_held_calls,
 }
 PRODUCTION: dict[str, Callable[[fault_services.Services, str], Row]] = {
     "R16": fault_services.redis_stopped,

@@ -31,7 +31,7 @@ STAGES = (
     ("read the request", 1, "sessions_app.sessions.endpoint:_parse_body"),
     ("read the request", 1, "sessions_app.mcp.tool_calls:parse_call"),
     ("plan: scope, policy, validation", 1, "sessions_app.dispatch.planner:plan_call"),
-    ("accept: until committed", 1, "sessions_app.dispatch.dispatcher:_accept"),
+    ("accept: until committed", 1, "sessions_app.dispatch.dispatcher:accept"),
     ("call the server", 1, "servers.connections.calls:call"),
     ("exchange over the connection", 2, "servers.connections.connection:Connection.call_tool"),
     ("until the response starts", 3, "servers.transports.http1:HttpConnectionPool.post"),
@@ -44,8 +44,8 @@ STAGES = (
 )
 # Where the CPU time of a function counts, by the start of its file's path; the first that matches.
 LAYERS = (
-    ("web server", ("uvicorn/", "httptools/", "toolcrib/runtime/")),
-    ("endpoint", ("toolcrib/asgi.py", "toolcrib/lib/asgi.py", "sessions_app/mcp/",
+    ("web server", ("uvicorn/", "httptools/", "toolcrib/http/", "toolcrib/runtime/")),
+    ("endpoint", ("toolcrib/asgi.py", "toolcrib/lib/protocols/asgi.py", "sessions_app/mcp/",
                   "sessions_app/sessions/endpoint.py")),
     ("message checks of the SDK", ("mcp/", "mcp_types/", "pydantic/")),
     ("ledger", ("sessions_app/ledger/", "toolcrib/sqlite/", "django/db/")),

@@ -1,6 +1,7 @@
 """Search latency at 500 to 100,000 tools: rank-bm25, bm25s and ours, in interleaved rounds.
 
-    python bench/search.py [FOLDER] [--sizes 500 3000 10000 100000] [--queries 40] [--no-endpoint]
+    python bench/search.py [FOLDER] [--sizes 500 3000 10000 100000] [--queries 40] [--hints 3]
+        [--no-endpoint]
 
 FOLDER contains tools.jsonl with real definitions; larger sizes are generated from them by
 perturbation, and without a folder all tools are generated. Vectors beyond the first thousand tools
@@ -17,6 +18,7 @@ import random
 import sys
 import time
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -32,11 +34,11 @@ from catalog.definitions.parsing import parameter_texts  # noqa: E402
 from catalog.search import index as search_index  # noqa: E402
 from catalog.search.bm25 import VOCABULARY  # noqa: E402
 from catalog.search.embeddings import encoder as meaning  # noqa: E402
-from catalog.search.embeddings.matrix import DetachedMatrix  # noqa: E402
+from catalog.search.embeddings.matrix import DetachedMatrix, Matrix  # noqa: E402
 from catalog.search.engine import rank  # noqa: E402
 from catalog.search.index import Index, Searchable  # noqa: E402
 from catalog.search.tokenizer import tokenize_query  # noqa: E402
-from toolcrib.lib.percentile import percentile  # noqa: E402
+from toolcrib.lib.figures import percentile  # noqa: E402
 
 MODELS = ROOT / ".cache" / "models"
 ENCODED = 1_000  # tools with computed vectors
@@ -99,9 +101,33 @@ def make_vectors(tools, encoder):
     return vectors
 
 
+def add_hints(tools, count, seed=9):
+    """Return the tools with hints: sentences of words that occur in descriptions."""
+    chance = random.Random(seed)  # noqa: S311 - generated hints
+    words = sorted({word for tool in tools for word in tool.description.split() if word.isalpha()})
+    return [
+        replace(tool, phrases=tuple(" ".join(chance.choices(words, k=7)) for _ in range(count)))
+        for tool in tools
+    ]
+
+
+def add_hint_vectors(vectors, tools):
+    """Return a matrix with the vectors of the tools and perturbed ones for their hints."""
+    both, noise = Matrix(), np.random.default_rng(10)
+    both.reason, both.encode = "", vectors.encode
+    keys = [tool.key for tool in tools]
+    known = vectors.products(vectors.rows(keys), np.eye(meaning.WIDTH, dtype=np.float32))
+    both.add(dict(zip(keys, known, strict=True)))
+    near = known + noise.normal(0, 0.05, known.shape).astype(np.float32)
+    near /= np.linalg.norm(near, axis=1, keepdims=True)
+    both.add(dict(zip((tool.phrase_key for tool in tools), near, strict=True)))
+    return both
+
+
 def clear_index_caches():
     search_index.index_tool.cache_clear()
     search_index._key.cache_clear()
+    search_index._phrase_key.cache_clear()
 
 
 def measure_build(build):
@@ -149,7 +175,7 @@ def search_bm25s(index, query):
     return index.retrieve([list(tokenize_query(query))], k=10, show_progress=False, n_threads=0)
 
 
-def measure_size(size, servers, encoder, count):
+def measure_size(size, servers, encoder, count, hints):
     tools = generate_tools(servers, size)
     queries = generate_queries(tools, count)
     rankers = {}
@@ -159,6 +185,10 @@ def measure_size(size, servers, encoder, count):
     ):
         rankers[name] = (*measure_build(build), search)
     vectors = make_vectors(tools, encoder)
+    hinted = add_hints(tools, hints)
+    hinted_vectors = add_hint_vectors(vectors, hinted)
+    if hints:
+        hinted_build = measure_build(lambda: Index(hinted, hinted_vectors))
     index, seconds, used = measure_build(lambda: Index(tools, vectors))
     for strategy in ("bm25", "embedding", "hybrid"):
         rankers[strategy] = (
@@ -166,6 +196,11 @@ def measure_size(size, servers, encoder, count):
                 index, query, how, explain=False
             ),
         )  # fmt: skip
+    if hints:
+        rankers["with hints"] = (
+            *hinted_build,
+            lambda index, query: rank(index, query, "hybrid", explain=False),
+        )
     durations = {name: ([], []) for name in rankers}
     for _ in range(ROUNDS):  # one ranker after another: each with its data in the CPU caches
         for name, (index, _, _, search) in rankers.items():
@@ -182,6 +217,17 @@ def measure_size(size, servers, encoder, count):
             f"{size:>7,}  {name:<10}{milliseconds(cpu, 0.5):9.3f}{milliseconds(cpu, 0.95):9.3f}"
             f"   ({milliseconds(wall, 0.5):.2f}, {milliseconds(wall, 0.95):.2f})"
             f"{seconds:9.2f}{used:9.1f}{medians['rank-bm25'] / medians[name]:10.0f}×"
+        )
+    if hints:
+        without, with_hints = (
+            milliseconds(_without_warm_up(durations[name][0], len(queries)), 0.95)
+            for name in ("hybrid", "with hints")
+        )
+        megabytes = rankers["with hints"][2] - rankers["hybrid"][2]
+        megabytes += (hinted_vectors._vectors.nbytes - vectors._vectors.nbytes) / 2**20
+        print(
+            f"{size:>7,}  {hints} hints a tool: hybrid p95 {with_hints:.1f} ms, "
+            f"{with_hints / without:.2f} × without; {megabytes:.1f} MB more"
         )
     return measure_reindex(size, tools, vectors)
 
@@ -217,6 +263,7 @@ def main():
     options.add_argument("folder", nargs="?", type=Path)
     options.add_argument("--sizes", nargs="+", type=int, default=[500, 3_000, 10_000, 100_000])
     options.add_argument("--queries", type=int, default=40)
+    options.add_argument("--hints", type=int, default=3, help="hints a tool; 0: none")
     options.add_argument("--no-endpoint", action="store_true")
     options.add_argument("--agents", type=int, default=32)
     options.add_argument("--endpoint-tools", type=int, default=10_000)
@@ -226,7 +273,10 @@ def main():
     )
     encoder = meaning.load(MODELS)
     print("  tools  ranker     p50 ms   p95 ms   (wall p50, p95)  build s       MB  rank-bm25 ÷")
-    rows = [measure_size(size, servers, encoder, arguments.queries) for size in arguments.sizes]
+    rows = [
+        measure_size(size, servers, encoder, arguments.queries, arguments.hints)
+        for size in arguments.sizes
+    ]
     print("\nComplete reindex after one change:")
     print("\n".join(rows))
     if not arguments.no_endpoint:

@@ -76,7 +76,7 @@ def create_rows(path, agents):
         ingest_tools(make_server(slug=f"server-{at}", connection_policy="on_demand"), *tools)
     noise = np.random.default_rng(1)
     rows = []
-    for key in vector_store.searchable_tools():
+    for key in vector_store.passages():
         vector = noise.normal(size=encoder.WIDTH)
         data = (vector / np.linalg.norm(vector)).astype(np.float16).tobytes()
         rows.append(Vector(model=encoder.MODEL, text_sha256=key, data=data))

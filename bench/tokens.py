@@ -1,12 +1,17 @@
 """Context tokens of tools: all definitions, or a catalog plus the tools that a task loads.
 
-    python bench/tokens.py [--groups 33] [--tools 600] [--fleet FOLDER] [--only real|large] [--json]
+    python bench/tokens.py [--groups 33] [--tools 600] [--fleet FOLDER] [--only real|large|tasks]
+                           [--json]
 
 Two catalogs behind a running installation (`manage.py serve`): the five real servers of the tests,
 and a large one of many servers (bench/fleet.py; --fleet takes real definitions). An agent opens a
 session with all definitions and a deferred session; in the latter it does a typical task over
 REST: one search, three loads, three calls. Every figure is counted by toolcrib.lib.token_counter
 from the API responses, and compared with the product's own ledger.
+
+`tasks` are seven tasks over MCP with seven more real servers, installed on demand: surface (tools
+and instructions), one search, one load, in tokens and as shares of all schemas. Results of calls
+cost the same with and without Toolcrib, so the calls are not made: they would need accounts.
 """
 
 import argparse
@@ -14,6 +19,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -22,13 +28,14 @@ import fleet  # noqa: E402
 import jsonschema_rs  # noqa: E402
 
 from tests.e2e.live.test_real_servers import real_servers  # noqa: E402
-from tests.support import parts  # noqa: E402
+from tests.support import parts, raw_mcp  # noqa: E402
 from tests.support.installation import Installation  # noqa: E402
 from toolcrib.lib.json_codec import canonical  # noqa: E402
 from toolcrib.lib.token_counter import count, estimator  # noqa: E402
 
 MAX_TOKENS_PER_NAME = 7
 MAX_META_TOKENS = 700
+MAX_SEARCH_TOKENS = 300
 CATALOG_BUDGET = 2_000
 UNLIMITED = 1_000_000
 REAL_TASK = (
@@ -36,6 +43,30 @@ REAL_TASK = (
     ("time__get_current_time", lambda folder: {"timezone": "Europe/Oslo"}),
     ("memory__read_graph", lambda folder: {}),
 )
+
+
+MAX_TASK_PERCENT = 3.6  # of all schemas: surface, one search and one load, on average
+MAX_TASK_PERCENT_WITHOUT_GROUPS = 2.5  # without the lines of the groups
+PLACEHOLDER = "not-a-secret"
+# Server: its program in the npm folder, and the variables without which it does not start.
+TASK_SERVERS = {
+    "github": ("mcp-server-github", ("GITHUB_PERSONAL_ACCESS_TOKEN",)),
+    "notion": ("notion-mcp-server", ("NOTION_TOKEN",)),
+    "firecrawl": ("firecrawl-mcp", ("FIRECRAWL_API_KEY",)),
+    "kubernetes": ("mcp-server-kubernetes", ()),
+    "airtable": ("airtable-mcp-server", ("AIRTABLE_API_KEY",)),
+    "thinking": ("mcp-server-sequential-thinking", ()),
+    "slack": ("mcp-server-slack", ("SLACK_BOT_TOKEN", "SLACK_TEAM_ID")),
+}
+TASKS = {  # what is asked for, and the tool that it needs
+    "github": ("create an issue in a repository", "create_issue"),
+    "notion": ("search pages by title", "API-post-search"),
+    "firecrawl": ("scrape a web page as markdown", "firecrawl_scrape"),
+    "kubernetes": ("list the pods of a namespace", "kubectl_get"),
+    "airtable": ("list records of a table", "list_records"),
+    "thinking": ("think step by step about a problem", "sequentialthinking"),
+    "slack": ("post a message to a channel", "slack_post_message"),
+}
 
 
 class Caller:
@@ -85,7 +116,7 @@ def do_task(caller, query, choose):
         calls.append(call)
     return {
         "search": cost(search),
-        "load": sum(cost(load["schemas"]) for load in loads),
+        "load": sum(cost(load) for load in loads),
         "call": sum(call["tokens"] for call in calls),
         "task_tools": [name for _, name, _ in chosen],
     }
@@ -117,6 +148,12 @@ def measure(toolcrib, label, query, choose):
         "a_tool": count(text) / tools,
         **do_task(caller, query, choose),
     }
+    # Ten hits with all their fields: what a search answered before it was cut to what models need.
+    explained = Caller(toolcrib, f"{label}-explained", mode="deferred")
+    explained.open()
+    row["search_explained"] = cost(
+        explained.post("/search", {"query": query, "limit": 10, "explain": True})
+    )
     row["start"] = row["catalog"] + cost(opened["tools"])
     row["after"] = row["start"] + row["search"] + row["load"] + row["call"]
     row["ratio_start"] = row["everything"] / row["start"]
@@ -156,7 +193,8 @@ def fleet_row(folder, options):
     }
 
     def accepts_minimal_arguments(hit):
-        schema = schemas.get((hit["server"], hit["name"].partition("__")[2]))
+        server, _, name = hit["name"].partition("__")
+        schema = schemas.get((server, name))
         return schema and jsonschema_rs.is_valid(schema, fleet.arguments_for(schema))
 
     def choose(hits):
@@ -167,6 +205,84 @@ def fleet_row(folder, options):
     with fleet.running(options) as mcp_json, Installation(folder / "data") as toolcrib:
         import_servers(toolcrib, folder, mcp_json)
         return measure(toolcrib, "large", "search issues by words and label", choose)
+
+
+class McpSession:
+    """A session of an agent, used over MCP."""
+
+    def __init__(self, caller, **body):
+        self.agent = SimpleNamespace(url=caller.toolcrib.url, key=caller.key)
+        self.path = "/" + caller.open(**body)["id"]
+
+    def request(self, method, **params):
+        answer = raw_mcp.send_modern(self.agent, method, params, path=self.path)
+        message = raw_mcp.parse_result(answer)
+        assert "result" in message, message
+        return message["result"]
+
+    def tools(self):
+        return self.request("tools/list")["tools"]
+
+    def call(self, name, **arguments):
+        """Call a meta-tool; return the text that the model gets."""
+        result = self.request("tools/call", name=name, arguments=arguments)
+        assert not result.get("isError"), result
+        return "".join(item["text"] for item in result["content"])
+
+
+def task_rows(folder):
+    """Do the seven tasks; return tokens of all schemas and a row for each task."""
+    folder.mkdir(parents=True)
+    programs = parts.installed_task_servers() / "node_modules" / ".bin"
+    servers = {
+        slug: {"command": str(programs / name), "env": dict.fromkeys(variables, PLACEHOLDER)}
+        for slug, (name, variables) in TASK_SERVERS.items()
+    }
+    with Installation(folder / "data") as toolcrib:
+        import_servers(toolcrib, folder, {"mcpServers": servers}, "--allow-stdio")
+        everything = McpSession(Caller(toolcrib, "full", mode="full")).tools()
+        caller = Caller(toolcrib, "tasks", mode="deferred")
+        rows = []
+        for slug, (query, tool) in TASKS.items():
+            session = McpSession(caller)
+            instructions = session.request("server/discover")["instructions"]
+            groups = [line for line in instructions.splitlines() if line.startswith("- `")]
+            found = session.call("search_tools", query=query)
+            name = f"{slug}__{tool}"
+            loaded = session.call("load_tools", group_id=f"mcp:{slug}", tool_names=[name])
+            rows.append(
+                {
+                    "task": query,
+                    "tool": name,
+                    "found": name in found,
+                    "surface": cost(session.tools()) + count(instructions),
+                    "groups": count("\n".join(groups)),
+                    "search": count(found),
+                    "load": count(loaded),
+                }
+            )
+        return {"tools": len(everything), "everything": cost(everything), "tasks": rows}
+
+
+def print_tasks(result):
+    everything, rows = result["everything"], result["tasks"]
+    print(f"\n{len(rows)} tasks over MCP, {result['tools']} tools: {everything:,} tokens in all")
+    print("surface  search    load   in all  share  task: tool")
+    shares, without = [], []
+    for row in rows:
+        total = row["surface"] + row["search"] + row["load"]
+        shares.append(100 * total / everything)
+        without.append(100 * (total - row["groups"]) / everything)
+        missed = "" if row["found"] else " (not found by the search)"
+        figures = f"{row['surface']:7,} {row['search']:7,} {row['load']:7,}  {total:7,}"
+        print(f"{figures}  {shares[-1]:4.1f}%  {row['task']}: {row['tool']}{missed}")
+    for sentence, values, limit in (
+        ("a task costs", shares, MAX_TASK_PERCENT),
+        ("without the lines of groups", without, MAX_TASK_PERCENT_WITHOUT_GROUPS),
+    ):
+        mean = sum(values) / len(values)
+        mark = "OK  " if mean <= limit else "OVER"
+        print(f"  {mark} {sentence} {mean:.2f}% of all schemas on average (limit: {limit}%)")
 
 
 def verdicts(row):
@@ -185,6 +301,11 @@ def verdicts(row):
         f"the meta-tools have {row['meta']:,} tokens",
         row["meta"] < MAX_META_TOKENS,
         MAX_META_TOKENS,
+    )
+    yield (
+        f"a search has {row['search']:,} tokens; ten full hits {row['search_explained']:,}",
+        row["search"] <= MAX_SEARCH_TOKENS,
+        MAX_SEARCH_TOKENS,
     )
     same = row["after"] == row["ledger"]
     yield (
@@ -236,13 +357,13 @@ def print_report(rows):
 def main():
     parser = argparse.ArgumentParser()
     fleet.add_options(parser)
-    parser.add_argument("--only", choices=("real", "large"), help="one of the two catalogs")
+    parser.add_argument("--only", choices=("real", "large", "tasks"), help="one of the three")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory(prefix="toolcrib-bench-") as name:
         folder = Path(name)
-        if options.only == "large":
+        if options.only in ("large", "tasks"):
             pass
         elif parts.npm_folder() and parts.pyservers_bin():
             rows.append(real_row(folder / "real"))
@@ -251,12 +372,16 @@ def main():
                 "skipped: the five real servers are not installed; python -m tests.support.parts "
                 "installs them\n"
             )
-        if options.only != "real":
+        if options.only not in ("real", "tasks"):
             rows.append(fleet_row(folder / "large", options))
+        tasks = task_rows(folder / "tasks") if options.only in (None, "tasks") else None
     if options.json:
-        print(json.dumps(rows))
+        print(json.dumps([*rows, tasks] if tasks else rows))
         return
-    print_report(rows)
+    if rows:
+        print_report(rows)
+    if tasks:
+        print_tasks(tasks)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 OURS = tuple(f"{ROOT}/{app}/" for app in ("catalog", "servers", "sessions_app", "toolcrib"))
 # Helpers that know nothing of the product, and the subclass of the web server's protocol.
-NOT_COUNTED = ("toolcrib/lib/", "sessions_app/models/", "toolcrib/runtime/http_protocol.py")
+NOT_COUNTED = ("toolcrib/lib/", "sessions_app/models/", "toolcrib/http/http_protocol.py")
 IDLE_SECONDS = 3.0  # longer than every periodic task of a web process
 
 

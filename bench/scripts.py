@@ -1,0 +1,263 @@
+"""Tokens and time of one script, compared with the same work call by call.
+
+    python bench/scripts.py [FOLDER] [--rounds 5] [--calls 50] [--json]
+
+The task: find the error logs of the past hour and open one ticket for each different error, over
+two local MCP servers (bench/incidents.py) behind one installation. Call by call, the model
+receives every result and writes every argument; with a script it receives the script's result and
+writes its code. Both are counted by toolcrib.lib.token_counter. A call inside a script is timed by
+a script with many small calls, minus one without calls, and compared with the same calls over REST
+on one connection; rounds are interleaved. FOLDER has real definitions (bench/fleet.py): the time to
+write the Python stub and the TypeScript declaration of each is printed too.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from http.client import HTTPConnection
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.support.installation import Installation  # noqa: E402
+from tests.support.waiting import wait_for  # noqa: E402
+from toolcrib.lib.json_codec import canonical  # noqa: E402
+from toolcrib.lib.token_counter import count  # noqa: E402
+
+LEAST_RATIO = 10  # tokens call by call ÷ tokens with the script
+MAX_OVERHEAD = 1.5  # a call in a script ÷ the same call over REST
+MAX_STUB_MS = 0.2  # a tool, of one language
+UNLIMITED = dict.fromkeys(("calls_per_minute", "cost_per_minute"), 10**9)
+SEARCH = {"level": "error", "minutes": 60}
+TASK = """found = await logs.search_logs(level="error", minutes=60)
+errors: dict[str, int] = {}
+for line in found["lines"]:
+    errors[line["message"]] = errors.get(line["message"], 0) + 1
+created: list[str] = []
+for message, times in errors.items():
+    ticket = await tickets.create_ticket(title=message, description=f"{times} times in an hour")
+    created.append(ticket["id"])
+{"tickets": created}
+"""
+MANY_CALLS = """state = ""
+for number in range(input):
+    ticket = await tickets.get_state(ticket_id="OPS-1")
+    state = ticket["state"]
+state
+"""
+
+
+class Agent:
+    """REST client of an agent that may run scripts, on one connection."""
+
+    def __init__(self, toolcrib):
+        body = {"name": "bench", "all_groups": True, "mode": "deferred", "code_mode": True}
+        status, answer = toolcrib.api("POST", "/agents", body | UNLIMITED)
+        assert status == 201, answer
+        key = toolcrib.api("POST", "/agents/bench/keys", {})[1]["key"]
+        self.headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        self.http = HTTPConnection("127.0.0.1", toolcrib.port, timeout=60)
+        self.http.connect()
+        self.http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.path = f"/sessions/{self.post('/sessions', {})['id']}"
+
+    def post(self, path, body):
+        self.http.request("POST", f"/api/v1{path}", json.dumps(body).encode(), self.headers)
+        response = self.http.getresponse()
+        text = response.read()
+        assert response.status in (200, 201), text
+        return json.loads(text)
+
+    def call(self, name, arguments):
+        answer = self.post(f"{self.path}/call", {"tool_name": name, "arguments": arguments})
+        assert not answer["is_error"], answer
+        return answer
+
+    def script(self, code, value=None):
+        answer = self.post(f"{self.path}/scripts", {"code": code, "input": value})
+        assert answer["status"] == "completed", answer
+        return answer
+
+
+def add_server(toolcrib, name):
+    argv = [sys.executable, str(ROOT / "bench" / "incidents.py"), name]
+    body = {
+        "name": name,
+        "slug": name,
+        "transport": "stdio",
+        "command": argv[0],
+        "args": argv[1:],
+        "confirm_argv": argv,
+    }
+    status, answer = toolcrib.api("POST", "/servers", body)
+    assert status == 201, answer
+    wait_for(lambda: toolcrib.tool_names(name), 60, what=f"{name} is synced")
+
+
+def call_by_call(agent):
+    """Do the task as a model does; return the tickets, and tokens received and written."""
+    found = agent.call("logs__search_logs", SEARCH)
+    received, written = found["tokens"], count(canonical(SEARCH))
+    errors = {}
+    for line in found["structured_content"]["lines"]:
+        errors[line["message"]] = errors.get(line["message"], 0) + 1
+    tickets = []
+    for message, times in errors.items():
+        arguments = {"title": message, "description": f"{times} times in an hour"}
+        answer = agent.call("tickets__create_ticket", arguments)
+        received += answer["tokens"]
+        written += count(canonical(arguments))
+        tickets.append(answer["structured_content"]["id"])
+    return tickets, received, written
+
+
+def with_script(agent):
+    answer = agent.script(TASK)
+    assert answer["tokens"]["spared"] > 0, answer
+    return answer["result"]["tickets"], answer["tokens"]["given"], count(TASK)
+
+
+def timed(work, *args):
+    started = time.perf_counter()
+    result = work(*args)
+    return time.perf_counter() - started, result
+
+
+def measure(agent, options):
+    ways = {"call by call": call_by_call, "script": with_script}
+    task = {name: {"seconds": [], "received": 0, "written": 0} for name in ways}
+    alone, inside = [], []
+    call_by_call(agent), with_script(agent), agent.script(MANY_CALLS, 1)  # warm up
+    for _ in range(options.rounds):
+        for name, way in ways.items():
+            seconds, (tickets, received, written) = timed(way, agent)
+            assert len(tickets) == 8, tickets
+            task[name]["seconds"].append(seconds)
+            task[name].update(received=received, written=written)
+        empty, _ = timed(agent.script, MANY_CALLS, 0)
+        full, answer = timed(agent.script, MANY_CALLS, options.calls)
+        assert len(answer["calls"]) == options.calls, answer
+        inside.append((full - empty) / options.calls)
+        started = time.perf_counter()
+        for _ in range(options.calls):
+            agent.call("tickets__get_state", {"ticket_id": "OPS-1"})
+        alone.append((time.perf_counter() - started) / options.calls)
+    return {
+        "task": [
+            {"way": name, **row, "seconds": statistics.median(row["seconds"])}
+            for name, row in task.items()
+        ],
+        "call_ms": {
+            "REST": statistics.median(alone) * 1000,
+            "script": statistics.median(inside) * 1000,
+            # Of pairs of one round, so that a slow moment of the machine concerns both.
+            "ratio": statistics.median(
+                one / other for one, other in zip(inside, alone, strict=True)
+            ),
+        },
+    }
+
+
+def time_stubs(folder):
+    """Return the milliseconds a tool that stubs of real definitions take, by language."""
+    import django
+
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "toolcrib.settings")
+    django.setup()
+    import fleet
+
+    from sessions_app.scripts import signatures
+    from sessions_app.scripts.tool_names import ToolNames
+    from tests.sessions_app.scripts.test_signatures import make_tool
+
+    def write_all(tools, language):
+        for tool in tools:
+            signatures.signature(tool, language)
+
+    tools = [
+        make_tool(tool["name"], tool["inputSchema"], tool.get("outputSchema"), server=slug)
+        for slug, listed in fleet.read_folder(Path(folder)).items()
+        for tool in listed
+    ]
+    names = [tool for found in ToolNames(tools).modules.values() for tool in found.values()]
+    for tool in names:  # definitions are parsed when they are first needed, for every purpose
+        assert tool.input_schema is not None
+    row = {"tools": len(names)}
+    for language in ("python", "typescript"):
+        # The fastest of three: what else the machine does concerns single rounds.
+        rounds = [timed(write_all, names, language)[0] for _ in range(3)]
+        row[language] = min(rounds) / len(names) * 1000
+    return row
+
+
+def run(options):
+    with (
+        tempfile.TemporaryDirectory(prefix="toolcrib-bench-") as folder,
+        Installation(Path(folder)) as toolcrib,
+    ):
+        for name in ("logs", "tickets"):
+            add_server(toolcrib, name)
+        report = measure(Agent(toolcrib), options)
+    if options.folder:
+        report["stubs"] = time_stubs(options.folder)
+    return report
+
+
+def mark(good):
+    return "OK  " if good else "MISS"
+
+
+def print_report(report, options):
+    print(
+        "Error logs of the past hour, a ticket for each of 8 errors; "
+        f"median of {options.rounds} rounds"
+    )
+    print(f"{'way':>14}{'received':>10}{'written':>9}{'tokens':>8}{'seconds':>9}")
+    totals = {}
+    for row in report["task"]:
+        totals[row["way"]] = total = row["received"] + row["written"]
+        print(
+            f"{row['way']:>14}{row['received']:>10,}{row['written']:>9,}{total:>8,}"
+            f"{row['seconds']:>9.3f}"
+        )
+    ratio = totals["call by call"] / totals["script"]
+    spared = totals["call by call"] - totals["script"]
+    print(
+        f"{mark(ratio >= LEAST_RATIO)} tokens spared: {spared:,}, {ratio:.1f} times fewer, "
+        f"limit {LEAST_RATIO}"
+    )
+    call = report["call_ms"]
+    print(
+        f"{mark(call['ratio'] <= MAX_OVERHEAD)} a call inside a script: {call['script']:.2f} ms, "
+        f"over REST {call['REST']:.2f} ms, ratio {call['ratio']:.2f}, limit {MAX_OVERHEAD:g}"
+    )
+    if stubs := report.get("stubs"):
+        for language in ("python", "typescript"):
+            print(
+                f"{mark(stubs[language] <= MAX_STUB_MS)} {language} stubs of {stubs['tools']:,} "
+                f"tools: {stubs[language]:.3f} ms a tool, limit {MAX_STUB_MS:g}"
+            )
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", help="real definitions, for stubs")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--calls", type=int, default=50, help="of the overhead, at most 50")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    report = run(options)
+    if options.json:
+        print(json.dumps(report))
+    else:
+        print_report(report, options)
+
+
+if __name__ == "__main__":
+    main()
