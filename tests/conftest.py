@@ -11,6 +11,8 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 from catalog import cache
 from catalog.audit import SYSTEM
 from sessions_app.agents import api_keys, rate_limits
+from sessions_app.ledger import calls as call_ledger
+from sessions_app.rules import agent_rules
 from tests.support import parts
 from tests.support.people import make_person
 from tests.support.waiting import scaled
@@ -74,9 +76,12 @@ def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix):
 
 @pytest.fixture(autouse=True)
 def fresh_memory():
-    """Clear the caches of this process: revisions and ids restart with every test's database."""
+    """Clear what outlives a test's database: caches of this process, the seal of the audit log."""
     cache.clear()
+    agent_rules.clear()
+    call_ledger.clear()
     rate_limits.clear()
+    Path(settings.AUDIT_SEAL).unlink(missing_ok=True)
     yield
     cache.clear()
 

@@ -38,8 +38,8 @@ SPEAKS_MCP = {"servers.connections", "servers.transports", "sessions_app.mcp"}
 NETWORK = {
     "mcp": SPEAKS_MCP,
     "mcp_types": SPEAKS_MCP,
-    "httpx": {"servers.transports", "toolcrib.client"},
-    "httpx2": {"servers.transports", "toolcrib.client"},
+    "httpx": {"servers.transports"},
+    "httpx2": {"servers.transports"},
     "httptools": {"servers.transports"},
 }
 PROGRAMS = {"servers.demo", "servers.demo_office"}  # MCP servers that run as their own process
@@ -49,10 +49,13 @@ ASYNC = {
     "servers.transports",
     "sessions_app.agents",
     "sessions_app.dispatch",
+    "sessions_app.held_calls",
+    "sessions_app.scripts",
     "sessions_app.ledger",
     "sessions_app.mcp",
-    "toolcrib.client",
+    "toolcrib.http",
     "toolcrib.lib",
+    "toolcrib.lib.protocols",
     "toolcrib.runtime",
 }
 

@@ -1,10 +1,14 @@
 """What the documents name exists, and what exists is named."""
 
+import ast
 import re
+import tomllib
 from pathlib import Path
 
-from django.core.management import get_commands
+from django.core.management import get_commands, load_command_class
 from django.urls import resolve
+
+from tests.support.documents import NEEDS, documents, our_commands, shell_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -14,6 +18,9 @@ DOCUMENTS = [
     OPERATIONS,
     (ROOT / "docs" / "security.md").read_text(),
     (ROOT / "docs" / "agents.md").read_text(),
+    (ROOT / "docs" / "configuration.md").read_text(),
+    (ROOT / "docs" / "quickstart.md").read_text(),
+    (ROOT / "docs" / "troubleshooting.md").read_text(),
 ]
 OURS = ("catalog", "servers", "sessions_app", "toolcrib")
 
@@ -31,17 +38,102 @@ def test_every_setting_is_in_the_tables_and_every_row_is_a_setting():
     assert settings_read() == settings_documented()
 
 
-def test_every_command_the_documents_name_exists():
+def command_parser(name):
+    return load_command_class(get_commands()[name], name).create_parser("toolcrib", name)
+
+
+def test_every_command_the_documents_name_exists_with_its_options():
+    """As `manage.py import_servers` or `toolcrib import-servers`, in text and in blocks."""
     known = set(get_commands())
-    for text in DOCUMENTS:
-        for command in re.findall(r"manage\.py (\w+)", text):
-            assert command in known, command
+    found = [
+        (path.name, name, options) for path in documents() for name, options in our_commands(path)
+    ]
+    assert len(found) > 40
+    for where, name, options in found:
+        assert name in known, f"{where}: {name}"
+        accepted = command_parser(name).format_help() if options else ""
+        for option in options:
+            assert re.search(rf"{option}\b", accepted), f"{where}: {name} {option}"
+
+
+def test_every_block_that_no_test_runs_names_what_it_needs_and_is_valid():
+    """Programs that are known, parsed as their own options or compared with what we provide."""
+    marked = [block for path in documents() for block in shell_blocks(path) if block.needs]
+    assert {block.needs for block in marked} == set(NEEDS)
+    for block in marked:
+        for words in block.lines:
+            words = [word for word in words if not re.match(r"[A-Z_]+=", word)]
+            assert words[0] in NEEDS[block.needs], words
+            CHECKS[words[0]](words)
+
+
+def check_make(words):
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in words[1:])
+
+
+def check_pip(words):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert words[1:] == ["install", project["name"]]
+
+
+def check_toolcrib(words):
+    command_parser(words[1].replace("-", "_")).parse_args(words[2:])
+
+
+def check_claude(words):
+    """The page of snippets has the same words with the key written out; a test reads those."""
+    snippets = (ROOT / "docs" / "connect.md").read_text()
+    assert " ".join(words[:7]) in snippets
+    assert words[7:] == ["--header", "Authorization: Bearer $TOOLCRIB_KEY"]
+
+
+def check_curl(words):
+    path = words[-1].partition("/api/v1")[2]
+    assert resolve("/api/v1" + path.replace("SESSION_ID", f"ses_{'0' * 32}"))
+
+
+CHECKS = {
+    "make": check_make,
+    "pip": check_pip,
+    "toolcrib": check_toolcrib,
+    "claude": check_claude,
+    "curl": check_curl,
+}
 
 
 def test_every_command_of_ours_is_named_in_a_document():
     ours = {name for name, app in get_commands().items() if app in OURS}
-    named = set(re.findall(r"manage\.py (\w+)", "".join(DOCUMENTS)))
+    named = {name for path in documents() for name, _ in our_commands(path)}
     assert ours <= named, ours - named
+
+
+def texts_in_the_code():
+    """Yield every text of the product's modules; what an f-string inserts is an ellipsis."""
+    for app in OURS:
+        for path in (ROOT / app).rglob("*.py"):
+            tree = ast.parse(path.read_text())
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+                elif isinstance(node, ast.JoinedStr):
+                    yield "".join(
+                        str(part.value) if isinstance(part, ast.Constant) else "…"
+                        for part in node.values
+                    )
+
+
+def test_every_message_of_the_troubleshooting_page_is_one_of_the_code():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    headings = re.findall(r"^### (.+)$", page, re.MULTILINE)
+    messages = [text for heading in headings for text in re.findall(r"`([^`]+)`", heading)]
+    assert len(messages) > 40
+    texts = [text for text in texts_in_the_code() if len(text) > 5]
+    for message in messages:
+        parts = [re.escape(part.strip()) for part in message.rstrip(".").split("…")]
+        pattern = re.compile(".*".join(parts))
+        assert any(pattern.search(text) for text in texts), message
+    assert len(messages) == len(set(messages))
 
 
 def test_every_make_target_the_readme_names_exists():
@@ -54,6 +146,23 @@ def test_every_link_between_documents_leads_somewhere():
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "bench" / "README.md"]:
         for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
             assert (path.parent / link).exists(), f"{path.name} links to {link}"
+
+
+def test_every_promise_of_the_security_page_links_to_its_test():
+    """After each sentence of a paragraph a link to a test follows; what is not promised says so."""
+    page = (ROOT / "docs" / "security.md").read_text()
+    promises = [text for text in page.split("\n\n")[2:-1] if "Known limits" not in text]
+    assert len(promises) > 12
+    for text in promises:
+        links = re.findall(r"\]\(\.\./((?:tests|bench)/[^)]+\.py)\)", text)
+        assert links, f"no test is linked: {text[:60]}"
+        after_last = text.rpartition(".py)")[2]
+        assert re.fullmatch(r"[).;:]*( Not covered: .+)?", after_last.strip(), re.DOTALL), (
+            after_last
+        )
+        for link in links:
+            content = (ROOT / link).read_text()
+            assert "def test_" in content or link.startswith("bench/"), link
 
 
 def test_every_file_the_documents_name_exists():

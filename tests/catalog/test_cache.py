@@ -13,7 +13,7 @@ def definition(name="echo", **fields):
 def member(name, original_name, state="available"):
     approved = definition(original_name)
     tool = CachedTool(
-        1, name, original_name, 1, "files", "trusted", True, state, "allow", "", approved, None, ""
+        1, name, original_name, 1, "files", "trusted", True, state, "allow", "", approved, None
     )
     return CachedMember(tool, 0, False)
 
@@ -57,7 +57,7 @@ def test_members_are_found_by_public_and_bare_names():
     assert list(files.offered_by_name) == [
         *("files__read_file", "files__read", "files__read_2", "custom")
     ]
-    assert files.offered_by_bare_name == {
+    assert files.offered_by_other_name == {
         "read file": ["files__read_file"],
         "read_file": ["files__read_file"],
         "read": ["files__read", "files__read_2"],

@@ -114,8 +114,8 @@ def audit_verbs() -> list[str]:
 
 
 def trees() -> Iterator[ast.Module]:
-    for app in APPS:
-        for path in sorted((ROOT / app).rglob("*.py")):
+    for folder in (*APPS, "clients/python/src"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
             if "migrations" not in path.parts:
                 yield ast.parse(path.read_text())
 

@@ -13,6 +13,7 @@ for _name in list(os.environ):
     if _name.startswith("TOOLCRIB_") or _name in {"DATABASE_URL", "REDIS_URL", "DEBUG", "PORT"}:
         del os.environ[_name]
 os.environ["TOOLCRIB_DATA"] = _folder.name
+os.environ["TOOLCRIB_AUDIT_SEAL"] = str(Path(_folder.name) / "audit.seal")
 # The embedding model is downloaded once; tests of semantic search enable it themselves.
 os.environ["TOOLCRIB_MODELS"] = str(Path(__file__).resolve().parents[2] / ".cache" / "models")
 os.environ["TOOLCRIB_EMBEDDINGS"] = "0"

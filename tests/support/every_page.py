@@ -66,7 +66,7 @@ HTMX_TARGETS: dict[str, tuple[str, ...]] = {
 # URLs that only scripts of a page request.
 FRAGMENTS = {"tool-use", "sessions-new", "group-changes", "server-status"}
 HTMX_HEADERS = {"HX-Request": "true"}
-TABLES = ("days", "tools", "unused", "often", "lost", "astray", "funnel", "old")
+TABLES = ("days", "tools", "unused", "often", "lost", "astray", "funnel", "old", "scripts")
 
 
 @dataclass(frozen=True)

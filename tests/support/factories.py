@@ -7,13 +7,17 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from catalog.definitions import ingest
+from catalog.audit import SYSTEM
+from catalog.definitions import ingest, storage
 from catalog.definitions.ingest import IngestResult
 from catalog.definitions.parsing import RemoteTool, read_tool, read_tools
 from catalog.models import CatalogSnapshot, Group, Tool
 from servers.models import Server
+from servers.registration import actions as server_actions
+from servers.registration import confirmation
 from servers.registration.validation import argv_digest
-from sessions_app.models import Agent, AgentSession, Call, Event
+from servers.secret import Secret
+from sessions_app.models import Agent, AgentSession, Call, Event, ScriptRun
 from tests.support.upstreams.running import ROOT, stdio_argv
 from toolcrib.lib.json_codec import canonical, digest
 
@@ -46,6 +50,13 @@ def make_program(module: str, *args: str, **fields: Any) -> Server:
     )
 
 
+def set_confirmed_credentials(server: Server, kind: str, values: dict[str, Secret | None]) -> None:
+    """Set credentials, and confirm the program that runs with them."""
+    program = confirmation.stored_program(server, kind, values)
+    digest = program.digest if server.transport == "stdio" else ""
+    server_actions.set_credentials(server, kind, values, actor=SYSTEM, confirmed=digest)
+
+
 def tool_object(name: str = "search", **fields: Any) -> dict[str, Any]:
     """Return a tool as servers send it in tools/list."""
     return {"name": name, "inputSchema": {"type": "object"}, **fields}
@@ -59,7 +70,7 @@ def ingest_tools(server: Server, *items: object, allow_removals: bool = False) -
     """Apply a tool list to the catalog as a sync does."""
     server.refresh_from_db()
     tools, rejections = read_tools(items, **DEFINITION_LIMITS)
-    ids = ingest.store_definitions(tools)
+    ids = storage.store_definitions(tools)
     findings = ingest.collect_findings(server, tools, ingest.known_digests(server))
     with transaction.atomic():
         return ingest.apply_listing(
@@ -127,6 +138,28 @@ def make_call(session: AgentSession | None = None, tool: Tool | None = None, **f
         "deadline": accepted + timedelta(minutes=1),
     }
     return Call.objects.create(session=session, **{**defaults, **fields})
+
+
+def make_run(session: AgentSession, **fields: Any) -> ScriptRun:
+    """Create a run of a script, by default one that completed at the last use of the session."""
+    started = fields.pop("at", session.last_used_at)
+    for name in ("input", "result", "error"):
+        if name in fields and not isinstance(fields[name], str):
+            fields[name] = canonical(fields[name])
+    defaults: dict[str, Any] = {
+        "agent": session.agent,
+        "language": "python",
+        "engine": "monty 1",
+        "code": "await weather.get_forecast(city='Oslo')",
+        "state": "completed",
+        "started_at": started,
+        "finished_at": started + timedelta(seconds=2),
+        "timeout": 60,
+        "deadline": started + timedelta(minutes=1),
+        "tokens_given": 12,
+        "tokens_spared": 900,
+    }
+    return ScriptRun.objects.create(session=session, **{**defaults, **fields})
 
 
 def make_event(session: AgentSession, kind: str, **fields: Any) -> Event:

@@ -7,6 +7,7 @@ manager.
 import json as jsonlib
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -46,9 +47,12 @@ EXCLUDED_PREFIXES = (
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a free port that no outgoing connection gets, so it stays free between two starts."""
+    for port in random.SystemRandom().sample(range(20_000, 32_768), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -86,11 +90,23 @@ def descendants(pid: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
+    """Return whether a thread of the process is left.
+
+    The main thread of a killed process is a zombie before the other threads have exited, and
+    until the last one has, the process keeps its files open and its port in use.
+    """
     try:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:
         return False
-    return state != b"Z"
+    return any(_thread_state(thread) not in (b"Z", b"X") for thread in threads)
+
+
+def _thread_state(thread: Path) -> bytes:
+    try:
+        return (thread / "stat").read_bytes().rpartition(b")")[2].split()[0]
+    except OSError:
+        return b"X"
 
 
 class Process:

@@ -15,14 +15,16 @@ from playwright.sync_api import BrowserContext
 from tests.support.installation import Installation
 
 # Pages for signed-out users, and probes.
-EXCLUDED_PAGES = {"sign-in", "sign-out", "setup", "join", "livez", "readyz"}
+EXCLUDED_PAGES = {"sign-in", "sign-out", "setup", "join", "live", "livez", "metrics", "readyz"}
 # Values of URL parameters, by parameter or by "url-name.parameter".
 EXAMPLES: dict[str, str | int] = {
     "key_id": 1,
     "entry_id": 1,
     "hint_id": 1,
     "golden_id": 1,
+    "rule_name": "House rule",
     "person_id": 1,
+    "webhook_id": 1,
     "act": "approve",
     "settings-section.name": "sync",
     "tool-edit.public_name": "house_rules",  # only custom tools can be edited
@@ -116,12 +118,16 @@ CUSTOM_TOOL = {
 
 def run_agent(
     toolcrib: Installation, name: str, tool: str, *, query: str = "rain", **call: Any
-) -> str:
-    """Create an agent with a session that searches, loads, calls (also with errors) and forks."""
+) -> dict[str, str]:
+    """Create an agent with a session that searches, loads, calls, runs a script and forks.
+
+    Returns the ids for the URLs of their pages. Some of the calls fail.
+    """
     done = toolcrib.command("create_agent", name, "--all-groups", "--json")
     assert done.returncode == 0, done.stderr
     key = json.loads(done.stdout)["key"]
     toolcrib.api("POST", "/tools", CUSTOM_TOOL)
+    toolcrib.api("POST", "/rules", {"name": "House rule", "effect": "allow"})
 
     def send(path: str, body: object) -> Any:
         status, response = toolcrib.api("POST", path, body, key)
@@ -137,5 +143,10 @@ def run_agent(
     send(f"{session}/call", {"tool_name": tool, "arguments": call})
     send(f"{session}/call", {"tool_name": tool, "arguments": {"no-such": query}})
     send(f"{session}/call", {"tool_name": "nowhere__tool", "arguments": {"a": query}})
+    status, changed = toolcrib.api("PATCH", f"/agents/{name}", {"code_mode": True})
+    assert status == 200, changed
+    code = f"print({query!r})\nraise ValueError({query!r})"
+    run = send(f"{session}/scripts", {"code": code, "input": query})
+    assert run["error"]["type"] == "ValueError", run
     send(f"{session}/fork", {})
-    return str(opened["id"])
+    return {"session_id": str(opened["id"]), "run_id": run["run_id"]}

@@ -16,10 +16,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 PARTS = ROOT / ".cache" / "parts"
 NPM = PARTS / "npm"
+NPM_TASKS = PARTS / "npm-tasks"
 NPM_CLIENTS = PARTS / "npm-clients"
 PYSERVERS = PARTS / "pyservers"
 SERVERS_LOCK = ROOT / "tests" / "servers.lock"
-CLIENT_LOCKS = {name: ROOT / "tests" / f"clients-{name}.lock" for name in ("mcp1", "fastmcp")}
+CLIENTS = ("mcp1", "fastmcp", "openapi")  # openapi generates one from the schema
+CLIENT_LOCKS = {name: ROOT / "tests" / f"clients-{name}.lock" for name in CLIENTS}
 PEER_LOCKS = {"mcp-proxy": ROOT / "tests" / "peers-mcp-proxy.lock"}  # for benches only
 NPM_PACKAGES = (
     "@modelcontextprotocol/server-everything@2026.8.31",
@@ -36,6 +38,16 @@ CLIENT_PACKAGES = (
     "@modelcontextprotocol/conformance@0.1.16",
     # The first version that supports 2026-07-28.
     "conformance-next@npm:@modelcontextprotocol/conformance@0.2.0-alpha.12",
+)
+# For a bench only: servers with many tools.
+TASK_PACKAGES = (
+    "@modelcontextprotocol/server-github@2025.4.8",
+    "@notionhq/notion-mcp-server@2.5.2",
+    "firecrawl-mcp@3.22.2",
+    "mcp-server-kubernetes@4.1.7",
+    "airtable-mcp-server@1.14.0",
+    "@modelcontextprotocol/server-sequential-thinking@2026.8.31",
+    "@modelcontextprotocol/server-slack@2025.4.25",
 )
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
 
@@ -119,6 +131,14 @@ def installed_client(name: str) -> str:
     return programs or str(folder / "bin")
 
 
+def installed_task_servers() -> Path:
+    """Return the npm folder of the servers of bench/tokens.py; install them if missing."""
+    if _find_npm(NPM_TASKS, TASK_PACKAGES) is None:
+        sys.stderr.write("Installing for the bench: seven MCP servers from npm ...\n")
+        npm_installer(NPM_TASKS, TASK_PACKAGES)()
+    return NPM_TASKS
+
+
 def apt_installer(package: str) -> Callable[[], None]:
     def install() -> None:
         if not shutil.which("apt-get"):
@@ -164,7 +184,7 @@ PART_LIST = (
     *(
         Part(
             f"needs_{name}",
-            f"the MCP client {name}",
+            f"the client {name}",
             partial(client_bin, name),
             environment_installer(PARTS / name, lock),
         )

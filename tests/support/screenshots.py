@@ -5,6 +5,7 @@ installations provide the first-run pages, the empty pages and failing servers.
 """
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -110,6 +111,7 @@ PAGES = {
     "search-none": "/search?q=delete_ticket&agent=support-desk",
     "search-regex": "/search?q=^tickets__.*ticket$&mode=regex",
     "golden": "/search/golden",
+    "hints": "/search/hints",
     "missed": "/search/missed",
     "agents": "/agents",
     "agent-add": "/agents/new/add",
@@ -223,7 +225,7 @@ def fill(page: Page, text: str) -> None:
     page.wait_for_url("**/check")
     for box in page.locator("input[name=confirm]").all():
         box.check()
-    page.get_by_role("button", name="Connect servers").click()
+    page.get_by_role("button", name=re.compile("^Connect")).click()
 
 
 def new_key(camera: Camera, page: Page, theme: str, width: int) -> None:

@@ -21,7 +21,7 @@ from catalog.models import (
     ToolHint,
     ToolState,
 )
-from servers.models import Server, SyncRun
+from servers.models import Server, StateChange, SyncRun
 from sessions_app.models import (
     Agent,
     AgentGroup,
@@ -30,11 +30,17 @@ from sessions_app.models import (
     Call,
     Event,
     Expansion,
+    Rule,
+    ScriptRun,
 )
+from sessions_app.usage import rollups
+from tests.support.factories import make_event, make_run
 from toolcrib.lib.json_codec import canonical, digest
 from toolcrib.lib.roles import Role, give_role
 
 BATCH = 500
+CALLS_AT_ONCE = 20_000  # kept in memory
+DAYS = 90  # over which many sessions are spread
 VERBS = ("get", "list", "create", "update", "delete", "search", "export", "send")
 NOUNS = ("issue", "forecast", "ticket", "invoice", "file", "page", "message", "report")
 WORDS = ("newest", "entries", "project", "filtered", "label", "person", "day", "team", "region")
@@ -62,6 +68,7 @@ def seed(*, tools: int, groups: int, calls: int, sessions: int, suffix: str = ""
     )
     group_rows = _groups(groups, rows, dice, suffix)
     agents = _agents(12, group_rows, suffix)
+    _rules(agents, group_rows, suffix)
     runs = _sessions(sessions, agents, rows, dice)
     add_calls(calls - calls // 100, runs, rows, dice)
     longest = runs[len(runs) // 2]
@@ -75,6 +82,7 @@ def seed(*, tools: int, groups: int, calls: int, sessions: int, suffix: str = ""
         "slug": servers[0].slug,
         "name": agents[0].name,
         "session_id": longest.session_id,
+        "run_id": _script_run(longest).run_id,
     }
 
 
@@ -212,6 +220,24 @@ def _agents(number: int, groups: list[Group], suffix: str) -> list[Agent]:
     return agents
 
 
+def _rules(agents: list[Agent], groups: list[Group], suffix: str) -> None:
+    """Add one rule for each agent, with all parts of a match that name rows."""
+    first = Rule.objects.count()
+    Rule.objects.bulk_create(
+        Rule(
+            name=f"House rule {suffix}{position}" if suffix or position else "House rule",
+            effect="hold",
+            position=first + position,
+            match={
+                "agents": [{"id": agent.pk, "name": agent.name}],
+                "groups": [{"id": group.pk, "name": group.group_id} for group in groups[:3]],
+                "arguments": [{"path": "/amount", "op": "gt", "value": position}],
+            },
+        )
+        for position, agent in enumerate(agents)
+    )
+
+
 def _snapshot(tools: list[Tool]) -> CatalogSnapshot:
     pins = {tool.public_name: {"definition": tool.approved_id, "seq": 0} for tool in tools[:30]}
     body = canonical({"pins": pins, "tools": [], "groups": []})
@@ -225,10 +251,10 @@ def _sessions(
     number: int, agents: list[Agent], tools: list[Tool], dice: random.Random
 ) -> list[AgentSession]:
     snapshot = _snapshot(tools)
-    now = timezone.now()
+    now, interval = timezone.now(), min(timedelta(minutes=8), timedelta(days=DAYS) / number)
     runs = []
     for index in range(number):
-        started = now - timedelta(minutes=8 * (number - index))
+        started = now - interval * (number - index)
         run = AgentSession(
             agent=agents[index % len(agents)],
             strategy="dispatch",
@@ -268,8 +294,16 @@ def add_calls(
     number: int, runs: list[AgentSession], tools: list[Tool], dice: random.Random
 ) -> None:
     used = tools[: max(1, len(tools) // 4)]  # most tools are never called
+    _session_events(runs, [tool.public_name for tool in used])
+    for start in range(0, number, CALLS_AT_ONCE):
+        _add_calls(range(start, min(start + CALLS_AT_ONCE, number)), runs, used, dice)
+
+
+def _add_calls(
+    numbers: range, runs: list[AgentSession], used: list[Tool], dice: random.Random
+) -> None:
     rows = []
-    for index in range(number):
+    for index in numbers:
         run = runs[index % len(runs)]
         tool = used[int(len(used) * dice.random() ** 3)]
         moment = run.last_used_at - timedelta(seconds=dice.randint(0, 280))
@@ -295,20 +329,31 @@ def add_calls(
             )
         )
     calls = Call.objects.bulk_create(rows, batch_size=BATCH)
-    _events(runs, calls)
+    _call_events(calls)
 
 
-def _events(runs: list[AgentSession], calls: list[Call]) -> None:
+def _script_run(session: AgentSession) -> ScriptRun:
+    """Add a script that made the last three calls of a session."""
+    run = make_run(session, code="# weather of three cities\nprint('three')")
+    last = session.call_rows.order_by("-pk").values_list("pk", flat=True)[:3]
+    Call.objects.filter(pk__in=list(last)).update(run=run, path="script", is_error=True)
+    make_event(session, "script", tokens=12, run_id=run.run_id, state="completed", calls=3)
+    return run
+
+
+def _session_events(runs: list[AgentSession], names: list[str]) -> None:
     def rows() -> Iterator[Event]:
         for index, run in enumerate(runs):
             yield Event(session=run, at=run.created_at, kind="opened", tokens=900)
-            yield Event(
-                session=run,
-                at=run.created_at,
-                kind="searched",
-                details=canonical(_search(index, calls)),
-                tokens=80,
-            )
+            details = canonical(_search(index, names))
+            common = {"session": run, "at": run.created_at, "tokens": 80}
+            yield Event(kind="searched", details=details, **common)
+
+    Event.objects.bulk_create(rows(), batch_size=BATCH)
+
+
+def _call_events(calls: list[Call]) -> None:
+    def rows() -> Iterator[Event]:
         for index, call in enumerate(calls):
             common = {"session_id": call.session_id, "at": call.accepted_at}
             if index % 4 == 0:
@@ -319,8 +364,8 @@ def _events(runs: list[AgentSession], calls: list[Call]) -> None:
     Event.objects.bulk_create(rows(), batch_size=BATCH)
 
 
-def _search(index: int, calls: list[Call]) -> dict[str, Any]:
-    hits = [] if index % 9 == 0 else [call.tool_name for call in calls[index % 50 :][:10]]
+def _search(index: int, names: list[str]) -> dict[str, Any]:
+    hits = [] if index % 9 == 0 else [names[at % len(names)] for at in range(index, index + 10)]
     return {
         "query": f"find {index % 40}",
         "strategy": "hybrid",
@@ -349,6 +394,22 @@ def _audit(number: int, tools: list[Tool], groups: list[Group]) -> None:
                 **about(index),
             )
             for index in range(number)
+        ),
+        batch_size=BATCH,
+    )
+
+
+def count_usage() -> None:
+    """Count the hours of usage, as the task does, and add the state changes of all servers."""
+    while rollups.count_ended_hours():
+        pass
+    now = timezone.now()
+    StateChange.objects.bulk_create(
+        (
+            StateChange(server=server, at=now - timedelta(days=day, minutes=minutes), state=state)
+            for server in Server.objects.all()
+            for day in range(DAYS, 0, -1)
+            for minutes, state in ((10, "failing"), (0, "connected"))
         ),
         batch_size=BATCH,
     )

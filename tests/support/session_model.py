@@ -60,8 +60,9 @@ class ModelSession:
         self.base = {group: set(world.offered_in(group)) for group in scope}
         self.preloaded = {name: world.versions[name] for name in preloaded}
         self.rows: dict[str, GroupState] = {}
-        self.changed: dict[str, int] = {}  # versions sent in `definition_changed` errors
-        self.spent = 0
+        # Versions sent in `definition_changed` errors, or in full without a load.
+        self.changed: dict[str, int] = {}
+        self.spent = sum(world.tokens[name] for name in preloaded)
         self.responses: dict[Any, Any] = {}  # responses that must repeat unchanged
 
     def fork(self) -> "ModelSession":
@@ -119,12 +120,22 @@ class ModelSession:
             name for other, state in self.rows.items() if other != group for name in state.pins
         }
         result.newly_loaded = set(row.pins) - before - elsewhere
-        cost = sum(self.world.tokens[name] for name in result.newly_loaded)
+        given = self.preloaded.keys() | self.changed.keys()
+        cost = sum(self.world.tokens[name] for name in result.newly_loaded - given)
         if cost and self.spent + cost > self.budget:
             raise OverBudget
         self.spent += cost
         self.rows[group] = row
         return result
+
+    def show(self, name: str) -> None:
+        """Deliver a tool in full without a load. Raises OverBudget and then changes nothing."""
+        if self.pinned(name) is not None:
+            return
+        if self.spent + self.world.tokens[name] > self.budget:
+            raise OverBudget
+        self.spent += self.world.tokens[name]
+        self.changed[name] = self.world.versions[name]
 
     def _load_all(self, row: GroupState, group: str) -> LoadResult:
         if row.listed is None:

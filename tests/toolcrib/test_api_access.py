@@ -7,9 +7,11 @@ from django.test import Client
 
 from catalog.audit import SYSTEM
 from sessions_app.agents import api_keys
-from sessions_app.models import Agent, ApiKey
+from sessions_app.models import Agent, ApiKey, KeyScope
 from tests.support.asgi_requests import send_api
+from tests.support.people import make_person
 from toolcrib.api import api
+from toolcrib.lib.roles import Role
 
 PATH_PARAMETERS = {
     "slug": "nowhere",
@@ -17,12 +19,17 @@ PATH_PARAMETERS = {
     "group_id": "mcp:nowhere",
     "key": "tcb_nowhere",
     "audit_id": "999999",
+    "hint_id": "999999",
+    "golden_id": "999999",
+    "webhook_id": "999999",
     "session_id": "ses_" + "0" * 32,
 }
 
+DOCUMENT = json.loads(json.dumps(api.get_openapi_schema()))
+
 
 def operations():
-    for path, methods in api.get_openapi_schema()["paths"].items():
+    for path, methods in DOCUMENT["paths"].items():
         for method, operation in methods.items():
             yield method.upper(), path, operation
 
@@ -37,14 +44,15 @@ ROUTES = [(method, path) for method, path, _ in operations()]
 AGENT_ROUTES = [
     (method, path)
     for method, path, operation in operations()
-    if auth_class(operation) == "AgentAuth"
-]
+    if auth_class(operation) == "AgentAuth" and method != "DELETE"
+]  # deleting a session is for admins, on a path that agents read
 ADMIN_ROUTES = [route for route in ROUTES if route not in AGENT_ROUTES]
 # Routes of sessions that operators and admins may read.
 READABLE = [
     f"/api/v1/sessions{what}"
     for what in ("", *(f"/{{session_id}}{part}" for part in (
-        "", "/catalog", "/tools", "/state", "/stats", "/events")))
+        "", "/catalog", "/tools", "/state", "/stats", "/events", "/events/stream",
+        "/sdk", "/servers")))
 ]  # fmt: skip
 
 
@@ -86,7 +94,17 @@ def test_a_signed_in_admin_without_a_key_is_not_authenticated(method, path, admi
     assert response.status_code == 401
 
 
-@pytest.mark.parametrize(("method", "path"), [route for route in ROUTES if route[0] != "GET"])
+OF_OPERATORS = {  # decisions about held calls
+    ("POST", "/api/v1/calls/{call_id}/decision"),
+    ("POST", "/api/v1/calls/decisions"),
+    ("DELETE", "/api/v1/grants/{grant_id}"),
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [route for route in ROUTES if route[0] != "GET" and route not in OF_OPERATORS],
+)
 def test_an_operator_key_is_read_only(method, path, operator_token):
     for body in (b"{}", b"{", b'{"tool_name": "x"}'):
         response = send(method, path, operator_token, body)
@@ -124,13 +142,48 @@ def test_an_agent_key_can_use_every_route_of_agents(method, path, agent_token):
         assert_error_format(response)
 
 
+def smallest(schema, components):
+    """Return a small value that a schema allows."""
+    if "$ref" in schema:
+        return smallest(components[schema["$ref"].rpartition("/")[2]], components)
+    if "anyOf" in schema:
+        return smallest(schema["anyOf"][0], components)
+    if "enum" in schema:
+        return schema["enum"][0]
+    if schema.get("type") == "object":
+        required = schema.get("required", [])
+        return {name: smallest(schema["properties"][name], components) for name in required}
+    if schema.get("type") == "array":
+        return [smallest(schema["items"], components)] * schema.get("minItems", 0)
+    values = {"string": "https://example.org", "integer": 1, "number": 1, "boolean": True}
+    return values.get(schema.get("type"), {})
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_unknown_query_parameters_are_rejected(method, path, agent_token, admin_token):
+    operation, components = DOCUMENT["paths"][path][method.lower()], DOCUMENT["components"]
+    query = [item for item in operation["parameters"] if item["in"] == "query"]
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    sent = json.dumps(smallest(body.get("schema", {}), components["schemas"])).encode()
+    required = "".join(f"&{item['name']}=1" for item in query if item["required"])
+    token = agent_token if (method, path) in AGENT_ROUTES else admin_token
+    response = send(method, f"{path}?bogus=1{required}", token, sent)
+    assert response.status_code == 422
+    (problem,) = json.loads(response.content)["error"]["details"]["problems"]
+    assert problem["at"] == "query.bogus"
+    known = ", ".join(sorted(item["name"] for item in query)) or "none"
+    assert problem["problem"] == f"unknown parameter; known are: {known}"
+
+
 @pytest.mark.parametrize("path", sorted({path for _, path in ROUTES}))
 def test_an_undefined_method_is_not_allowed(path, agent_token):
     known = {method for method, other in ROUTES if other == path}
+    if path == "/api/v1/calls/decisions":
+        known.add("GET")  # there it is the id of a call
     for method in {"GET", "POST", "PUT", "PATCH", "DELETE"} - known:
         response = send(method, path, agent_token)
         assert response.status_code == 405
-        assert known <= set(response.headers["Allow"].replace(" ", "").split(","))
+        assert known - {"GET"} <= set(response.headers["Allow"].replace(" ", "").split(","))
 
 
 def test_the_key_of_a_disabled_agent_is_rejected_immediately(agent_token):
@@ -184,3 +237,89 @@ def test_only_the_digest_of_a_key_is_stored(admin_token):
     row = ApiKey.objects.values().get()
     assert admin_token not in json.dumps(row, default=str)
     assert admin_token.startswith(row["prefix"])
+
+
+# --- The description of the API -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/api/v1/docs", "/api/v1/openapi.json"])
+def test_the_description_of_the_api_is_for_people_and_keys_unless_it_is_public(path, db, settings):
+    def status(browser=None, **headers):
+        return (browser or Client()).get(path, headers=headers).status_code
+
+    settings.PUBLIC_API_DOCS = True
+    assert status() == 200
+    settings.PUBLIC_API_DOCS = False
+    rejected = Client().get(path)
+    if path.endswith("docs"):
+        assert rejected.headers["Location"] == "/sign-in?next=/api/v1/docs"
+    else:
+        assert (rejected.status_code, rejected.json()["error"]["code"]) == (401, "unauthorized")
+    assert status(Authorization="Bearer tcb_wrong") == rejected.status_code
+    _, key = api_keys.create_key("ci", KeyScope.OPERATOR, actor=SYSTEM)
+    assert status(Authorization=f"Bearer {key}") == 200
+    for role, expected in ((Role.OPERATOR, 200), (Role.OUTSIDER, rejected.status_code)):
+        browser = Client()
+        browser.force_login(make_person(f"{role.label}@example.org", role, ""))
+        assert status(browser) == expected
+
+
+# --- HEAD and Location --------------------------------------------------------------------------
+
+GETS = [path for method, path in ROUTES if method == "GET"]
+
+
+@pytest.mark.parametrize("path", GETS)
+def test_get_also_answers_head(path, agent_token, admin_token):
+    """Except where a result is handed out once: HEAD must not fetch it."""
+    token = agent_token if ("GET", path) in AGENT_ROUTES else admin_token
+    headed, got = send("HEAD", path, token, b""), send("GET", path, token, b"")
+    if path.startswith(("/api/v1/calls/", "/api/v1/scripts/")):
+        assert headed.status_code == 405
+        return
+    assert (headed.status_code, headed.content) == (got.status_code, b"")
+    assert headed.headers["Content-Type"] == got.headers["Content-Type"]
+    if not hasattr(got, "streaming_content") and "Content-Length" in got.headers:
+        assert headed.headers["Content-Length"] == got.headers["Content-Length"]
+
+
+CREATED = {
+    "/api/v1/servers": {"name": "Web", "transport": "http", "url": "https://x.example/mcp"},
+    "/api/v1/groups": {"group_id": "own:group", "display_name": "Own"},
+    "/api/v1/tools": {"name": "shout", "inputSchema": {"type": "object"}},
+    "/api/v1/tools/{name}/hints": {"kind": "alias", "text": "yell"},
+    "/api/v1/agents": {"name": "new agent"},
+    "/api/v1/agents/{name}/keys": {},
+    "/api/v1/keys/{key}/rotate": {},
+    "/api/v1/sessions": {},
+    "/api/v1/sessions/{session_id}/fork": {},
+    "/api/v1/rules": {"name": "Ask first: now", "effect": "hold", "match": {"tools": ["shout"]}},
+    "/api/v1/rule-presets/{key}/create": {},
+    "/api/v1/search/golden": {"query": "shout a word", "tools": ["shout"]},
+    "/api/v1/webhooks": {
+        "name": "ops",
+        "address": "https://hooks.example.org/x",
+        "events": ["alert.raised"],
+    },
+}
+
+
+def test_the_location_of_what_was_created_leads_to_it(agent_token, admin_token):
+    creating = {path for method, path, operation in operations() if "201" in operation["responses"]}
+    assert creating == CREATED.keys()
+    names = {"/agents/": "scout", "/tools/": "shout", "/keys/": "1", "/rule-presets/": "first-use"}
+    session = ""
+    for path, body in CREATED.items():
+        token = agent_token if ("POST", path) in AGENT_ROUTES else admin_token
+        url = path.replace("{session_id}", session)
+        for part, name in names.items():
+            url = url.replace(part + "{name}", part + name).replace(part + "{key}", part + name)
+        url = url.replace("/keys/1/", f"/keys/{ApiKey.objects.earliest('pk').pk}/")
+        created = send("POST", url, token, json.dumps(body).encode())
+        assert created.status_code == 201, (path, created.content)
+        if path == "/api/v1/sessions":
+            session = created.json()["id"]
+        found = send("GET", created.headers["Location"], token, b"")
+        assert found.status_code == 200, (path, created.headers["Location"])
+        (key,) = [name for name in ("id", "slug", "group_id", "name") if name in created.json()][:1]
+        assert found.json()[key] == created.json()[key]

@@ -4,11 +4,13 @@ import re
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from catalog.approvals import actions as approval_actions
 from catalog.approvals import queries as approval_queries
 from catalog.audit import Actor
 from catalog.models import AuditEntry, Group, Membership, Tool
+from sessions_app.models import Call
 from tests.support.factories import ingest_tools, make_agent, make_server, make_tool, tool_object
 from toolcrib.lib.errors import Conflict
 
@@ -350,3 +352,31 @@ def test_pending_reviews_are_paginated_with_a_constant_number_of_queries(
     page = signed_in.get("/approvals").content.decode()
     assert page.count('class="panel stack approval"') == approval_queries.REVIEWS_PER_PAGE
     assert "1 to 20 of 60 definitions" in page
+
+
+def test_an_approval_is_undone_until_the_first_call_under_it(signed_in, weather, operator):
+    tool = changed(weather)
+    old = tool.approved
+    middle = changed(weather, text="Never approved.")
+    make_tool(weather, "get_forecast", description="Return two weeks of weather.")
+    tool = Tool.objects.get(pk=middle.pk)
+    approval_actions.approve(tool, actor=BO)
+    assert "Undo the approval of weather__get_forecast" in text_of(signed_in.get("/approvals"))
+
+    page = signed_in.post(f"/approvals/{tool.public_name}/undo", follow=True)
+
+    assert "is pending review again" in text_of(page)
+    tool.refresh_from_db()
+    assert (tool.approved, tool.state) == (old, "waiting")
+    assert AuditEntry.objects.filter(verb="tool.undo_approval").count() == 1
+    approved = approval_actions.approve(tool, actor=BO)
+    now = timezone.now()
+    Call.objects.create(
+        tool=tool, tool_name=tool.public_name, definition=approved.approved, state="succeeded",
+        accepted_at=now, deadline=now,
+    )  # fmt: skip
+    assert "Undo the approval" not in text_of(signed_in.get("/approvals"))
+    page = signed_in.post(f"/approvals/{tool.public_name}/undo", follow=True)
+    assert "can no longer be undone" in text_of(page)
+    tool.refresh_from_db()
+    assert tool.approved != old

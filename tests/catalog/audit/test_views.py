@@ -6,11 +6,15 @@ import re
 from datetime import UTC, datetime
 
 import pytest
+from django.core.management import call_command
 from django.db import connection
 
 from catalog import audit
 from catalog.audit import SYSTEM, Actor
+from catalog.audit import chain as audit_chain
 from catalog.audit import queries as audit_queries
+from catalog.audit import views as audit_views
+from catalog.groups import actions as group_actions
 from catalog.models import AuditEntry
 from catalog.tools import actions as tool_actions
 from tests.support.factories import make_server, make_tool
@@ -189,3 +193,73 @@ def test_hostile_labels_are_escaped(signed_in, forecast):
 
     assert "<script>x" not in page
     assert "&lt;script&gt;x&lt;/script&gt;⟨U+202E⟩" in page
+
+
+# --- The chain on the page, and entries about reads ---------------------------------------------
+
+
+def test_the_page_says_that_the_chain_holds(signed_in, forecast):
+    audit.record(ADA, "tool.hold", forecast)
+    audit_chain.extend()
+    audit.record(ADA, "tool.release", forecast)
+
+    page = text_of(signed_in.get("/audit"))
+
+    assert "All 1 chained entry verified. 1 entry to be chained." in page
+
+
+def test_the_page_names_the_first_changed_entry_and_where_the_chain_holds(signed_in, forecast):
+    rows = [audit.record(ADA, "tool.hold", forecast) for _ in range(3)]
+    audit_chain.extend()
+    set_time(rows[1], "2026-03-01 00:00:00")
+
+    page = text_of(signed_in.get("/audit"))
+
+    assert "The audit log was changed outside Toolcrib." in page
+    assert f"holds up to entry {rows[0].pk}. Entry {rows[1].pk} was changed" in page
+
+
+def test_a_long_log_is_verified_whole_on_request(signed_in, forecast, monkeypatch):
+    monkeypatch.setattr(audit_views, "VERIFIED_ENTRIES", 2)
+    rows = [audit.record(ADA, "tool.hold", forecast) for _ in range(4)]
+    audit_chain.extend()
+    set_time(rows[0], "2026-03-01 00:00:00")
+
+    assert "The newest 2 chained entries verified." in text_of(signed_in.get("/audit"))
+    assert "was changed outside Toolcrib" in text_of(signed_in.get("/audit?verify=1"))
+
+
+@pytest.mark.parametrize(
+    ("path", "verb"),
+    [
+        ("/audit/export.csv", "audit.export"),
+        ("/audit/export.json", "audit.export"),
+        ("/servers/export", "server.export"),
+        ("/usage/tools.csv", "usage.export"),
+    ],
+)
+def test_an_export_is_recorded(signed_in, path, verb):
+    assert signed_in.get(path).status_code == 200
+
+    assert AuditEntry.objects.get(verb=verb).actor_label == "otto@example.org"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_backups_and_key_rotations_are_recorded(tmp_path, capsys):
+    call_command("backup", str(tmp_path / "backup"), "--plain")
+    call_command("rotate_key")
+    capsys.readouterr()
+
+    verbs = list(AuditEntry.objects.order_by("pk").values_list("verb", "actor_label"))
+    assert verbs == [
+        ("installation.backup", "manage.py backup"),
+        ("installation.rotate_key", "manage.py rotate_key"),
+    ]
+
+
+def test_the_search_finds_words_of_the_sentence_and_names_the_tools(signed_in, forecast):
+    group = group_actions.create("research", "Research", "", actor=ADA).group
+    group_actions.assign(group, [forecast], actor=ADA)
+    page = text_of(signed_in.get("/audit?q=ada+added+tools"))
+    assert "ada@example.org added tools to group research : weather__get_forecast" in page
+    assert "ada@example.org created group" not in page

@@ -149,3 +149,28 @@ def test_a_new_required_field_is_reported():
     findings = list(change_findings(tool_object(inputSchema=old), tool_object(inputSchema=new)))
 
     assert [finding.text for finding in findings] == ["New required fields: b."]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ("Lists files.", "Lists files and deletes old ones.", ["deletes"]),
+        ("Lists files.", "Lists files, then uploads and emails them.", ["emails", "uploads"]),
+        ("Lists and updates files.", "Lists and updates big files.", []),
+        ("Lists files.", "Lists files. It does not modify or delete anything.", []),
+        ("Lists files.", "Lists folders.", []),
+    ],
+)
+def test_a_side_effect_added_to_a_read_only_tool_is_reported(before, after, found):
+    claim = {"readOnlyHint": True}
+    old, new = (tool_object(description=text, annotations=claim) for text in (before, after))
+
+    findings = [item for item in change_findings(old, new) if item.code == "side_effect_added"]
+
+    assert [item.text for item in findings] == (
+        [f"Claims to be read-only, and its description now mentions: {', '.join(found)}."]
+        if found
+        else []
+    )
+    old, new = (tool_object(description=text) for text in (before, after))
+    assert list(change_findings(old, new)) == []

@@ -62,10 +62,12 @@ def test_the_list_has_the_members_and_cost_of_each_group(api, weather, operator_
 
     assert status == 200
     [group] = page["items"]
-    assert {**group, "tokens": 0} == {
+    assert group["catalog_tokens"] == group["start_tokens"] > 10
+    assert {**group, "tokens": 0, "catalog_tokens": 0, "start_tokens": 0} == {
         "group_id": "mcp:weather",
         "display_name": "Weather",
         "description": "",
+        "described_by_server": False,
         "position": 0,
         "follows": "weather",
         "preload_default": False,
@@ -74,6 +76,9 @@ def test_the_list_has_the_members_and_cost_of_each_group(api, weather, operator_
         "preloaded": 0,
         "tokens": 0,
         "preload_tokens": 0,
+        "catalog_tokens": 0,
+        "start_tokens": 0,
+        "over_budget": 0,
         "drift": {"missing": 0, "new": 0},
         "lints": 1,
     }

@@ -720,3 +720,15 @@ def test_a_page_takes_a_fixed_number_of_queries(
         return len(captured)
 
     assert cost(10) == cost(300)
+
+
+def test_the_board_says_who_uses_the_group_and_its_description_is_edited_there(signed_in, research):
+    make_session(make_agent("scout"), started=timezone.now())
+    page = text_of(signed_in.get("/groups/research"))
+    assert "Find things out. Edit description" in page
+    assert "Agents: scout . 1 session of these agents today." in page
+    response = post(signed_in, "group-describe", "research", description="Read the weather.")
+    assert response.headers["Location"] == "/groups/research"
+    research.refresh_from_db()
+    assert research.description == "Read the weather."
+    assert "Saved the description of research. Undo" in text_of(signed_in.get("/groups/research"))

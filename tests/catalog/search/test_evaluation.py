@@ -7,6 +7,7 @@ from math import log2
 import pytest
 from django.core.management import CommandError, call_command
 
+from catalog.hints import phrasebook
 from catalog.search.evaluation import ndcg, recall, reciprocal_rank
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "description": "Where."}}}
@@ -20,10 +21,11 @@ QUERIES = [
     {"id": "2", "query": "open an issue", "relevant": ["g__issue", "m__mail"]},
     {"id": "3", "query": "mail " * 200, "relevant": ["m__mail"], "server_hint": "m"},
 ]
-KEYS = [
-    *("set", "strategy", "hit_at_1", "recall_at_5", "recall_at_10", "mrr", "ndcg_at_5"),
+METRICS = [
+    *("hit_at_1", "recall_at_5", "recall_at_10", "recall_at_15", "mrr", "ndcg_at_5", "tokens"),
     *("p50_ms", "p95_ms"),
 ]
+KEYS = ["set", "strategy", "kind", "queries", *METRICS]
 
 
 @pytest.fixture
@@ -53,13 +55,59 @@ def test_json_output_has_a_row_per_set_and_strategy(folder):
     assert bm25["mrr"] == 1
     assert bm25["recall_at_5"] == pytest.approx((1 + 0.5 + 1) / 3, abs=1e-4)
     assert 0 < bm25["p50_ms"] <= bm25["p95_ms"]
+    assert 40 < bm25["tokens"] <= 300
 
 
 def test_a_table_is_printed_for_selected_strategies_and_a_query_limit(folder):
     lines = run(folder, "--strategy", "bm25", "--strategy", "regex", "--limit", 1).splitlines()
 
-    assert lines[0].split() == KEYS
+    assert lines[0].split() == ["set", "strategy", "queries", *METRICS]
     assert [line.split()[:2] for line in lines[1:]] == [["small", "bm25"], ["small", "regex"]]
+
+
+def test_kinds_have_rows_of_their_own(folder):
+    kinds = ["agent", "agent", "sentence"]
+    rows = [{**query, "kind": kind} for query, kind in zip(QUERIES, kinds, strict=True)]
+    (folder / "queries.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    results = json.loads(run(folder, "--strategy", "bm25", "--json"))["rows"]
+
+    assert [(row["kind"], row["queries"]) for row in results] == [
+        ("", 3),
+        ("agent", 2),
+        ("sentence", 1),
+    ]
+    assert results[1]["recall_at_15"] == 0.75
+    assert "small · agent" in run(folder, "--strategy", "bm25")
+
+
+def test_hints_of_a_set_and_of_the_phrasebook_count_unless_left_out(folder, monkeypatch):
+    text = "# w\nforecast\tWeather of a day.\n  do I need an umbrella\n"
+    monkeypatch.setattr(phrasebook, "bundled", lambda: phrasebook.parse(text))
+    hinted = [{**tool, "hints": ["yell at the devs"]} for tool in TOOLS[1:2]]
+    lines = [json.dumps(tool) for tool in (TOOLS[0], *hinted, TOOLS[2])]
+    (folder / "tools.jsonl").write_text("\n".join(lines))
+    queries = [
+        {"id": "1", "query": "umbrella", "relevant": ["w__forecast"]},
+        {"id": "2", "query": "yell at devs", "relevant": ["g__issue"]},
+    ]
+    (folder / "queries.jsonl").write_text("\n".join(map(json.dumps, queries)))
+
+    def recall_at_5(*options):
+        return json.loads(run(folder, "--strategy", "bm25", "--json", *options))["rows"][0]
+
+    assert recall_at_5()["recall_at_5"] == 1
+    assert recall_at_5("--without-hints")["recall_at_5"] == 0
+
+
+def test_the_gold_set_of_toolcrib_is_the_default():
+    rows = json.loads(run("--strategy", "bm25", "--json"))["rows"]
+
+    assert rows[0]["set"] == "gold"
+    by_kind = {row["kind"]: row for row in rows}
+    assert by_kind["agent"]["recall_at_5"] >= 0.9
+    assert {"sentence", "vague", "typo", "German", "Korean"} <= by_kind.keys()
+    assert all(row["tokens"] <= 300 for row in rows)
 
 
 def test_unreadable_input_is_reported(folder, tmp_path):

@@ -4,10 +4,11 @@ import pytest
 
 from catalog.audit import SYSTEM
 from catalog.groups import actions as group_actions
+from catalog.hints import actions as hints
 from catalog.models import Revision
 from catalog.search import index_cache as index
 from catalog.search.engine import search, suggest_names
-from catalog.tools import hints
+from catalog.tools import actions as tool_actions
 from sessions_app.sessions import scope
 from tests.support.factories import make_agent, make_server, make_tool
 
@@ -41,9 +42,7 @@ def test_aliases_and_example_queries_are_searched(run, kind):
 
 
 def test_a_description_override_replaces_the_server_description(run):
-    run.description_override = "Feeds the walrus."
-    run.save()
-    Revision.bump()
+    tool_actions.override_description(run, "Feeds the walrus.", actor=SYSTEM)
 
     assert names("walrus") == ["s__run"]
     assert names("runs") == ["s__run"]  # its name

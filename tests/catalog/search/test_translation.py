@@ -1,6 +1,7 @@
 """Translation of queries: supported languages, unchanged queries, and search results."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -72,7 +73,8 @@ def test_a_query_in_another_language_is_translated_word_by_word(query, english):
         "El Paso weather",
         "which of these tools knows what the word archivo means",
         "xyzzy",
-        "天気を調べる",
+        "ねこを飼う",
+        "고슴도치",
         "",
         "42 / 7",
     ],
@@ -145,14 +147,67 @@ def test_an_english_query_without_results_has_no_note():
     assert search(INDEX, query="earthquake… ?!", strategy="bm25").note == ""
 
 
-def test_every_line_of_the_glossary_has_a_word_in_each_language():
-    for line in translation.GLOSSARY_FILE.read_text(encoding="utf-8").splitlines():
+SCRIPTS = {
+    "glossary.txt": {3: "[\u3400-\u9fff]+"},
+    "glossary_more.txt": {2: "[\u3005\u3040-\u30ff\u3400-\u9fffE]+", 3: "[\uac00-\ud7a3]+"},
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_line_of_the_glossary_has_a_word_in_each_language(name):
+    file = Path(translation.__file__).with_name(name)
+    for line in file.read_text(encoding="utf-8").splitlines():
         if not line.startswith(("#", translation.ENGLISH_MARK)):
             english, *others = (cell.split() for cell in line.split("|"))
             assert english, line
             assert len(others) == 4, line
             assert all(others), line
-            assert all(map(re.compile("[\u3400-\u9fff]+").fullmatch, others[3])), line
+            for column, script in SCRIPTS[name].items():
+                assert all(map(re.compile(script).fullmatch, others[column])), line
+
+
+@pytest.mark.parametrize(
+    ("query", "english"),
+    [
+        ("enviar uma mensagem", "send message"),
+        ("previsão do tempo para amanhã", "forecast weather tomorrow"),
+        ("cercare voli per domani", "search flight tomorrow"),
+        ("mostrami le fatture", "show invoice"),
+        ("天気を検索してください", "weather search"),
+        ("ファイルを削除", "file delete"),
+        ("파일을 삭제해줘", "file delete"),
+        ("내일 날씨 예보", "tomorrow weather forecast"),
+        ("reembolsar a assinatura", "refund subscription"),
+        ("riavvia il contenitore", "restart container"),
+        ("下書きを転送", "draft forward"),
+        ("채널에 답장", "channel reply"),
+        ("recomende ferramentas de marketing", "recommend tool marketing"),
+        ("quali rischi ha questo mercato", "risk market"),
+        ("契約書の期限を確認", "contract deadline check"),
+        ("학생의 점수를 확인", "student score check"),
+    ],
+)
+def test_portuguese_italian_japanese_and_korean_are_translated(query, english):
+    assert translate(query) == english
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "come to the data center",
+        "per user rate",
+        "do not compare no two files",
+        "a video site",
+        "set an alarm for cores",
+        "local journal transcription",
+        "active panel of the canal camera",
+        "persona of the responder",
+        "todos in the reception",
+        "concerto in a studio in the usa",
+    ],
+)
+def test_english_words_of_the_new_languages_leave_english_alone(query):
+    assert translate(query) is None
 
 
 def test_a_listed_word_takes_precedence_over_an_inflected_form():

@@ -56,6 +56,7 @@ WRITES = [
     ("PUT", "/tools/weather__a", tool_object("a")),
     ("DELETE", "/tools/weather__a", None),
     ("POST", "/tools/weather__a/approve", {}),
+    ("POST", "/tools/weather__a/undo-approval", {}),
     ("POST", "/tools/weather__a/keep-old", {}),
     ("POST", "/tools/weather__a/hold", {"reason": "x"}),
     ("POST", "/tools/weather__a/release", {}),
@@ -281,3 +282,14 @@ def test_the_audit_log_is_listed(api, weather):
     newest = api("GET", "/audit?limit=1")[1]["items"][0]
     assert newest["sentence"] == "tests hid weather__a"
     assert newest["after"] == {"reason": "Odd."}
+
+
+def test_an_approval_is_undone_by_api_as_on_the_page(api, weather):
+    pending_tool(weather)
+    assert is_error(api("POST", "/tools/weather__a/undo-approval"), 409, "already_decided")
+    assert api("POST", "/tools/weather__a/approve")[0] == 200
+    status, body = api("POST", "/tools/weather__a/undo-approval")
+    assert (status, body["state"]) == (200, "waiting")
+    assert body["definition"]["description"] == "Old."
+    assert body["waiting_definition"]["description"] == "New."
+    assert AuditEntry.objects.filter(verb="tool.undo_approval").count() == 1

@@ -8,7 +8,7 @@ from django.urls import reverse
 
 from catalog.approvals import actions as approval_actions
 from catalog.audit import Actor
-from catalog.models import Tool
+from catalog.models import AuditEntry, Tool
 from catalog.tools import actions as tool_actions
 from tests.support.factories import ingest_tools, make_server, make_tool, tool_object
 
@@ -78,7 +78,35 @@ def test_calls_can_be_denied(signed_in, forecast):
     signed_in.post(reverse("tool-policy", args=[forecast.public_name]), {"policy": "deny"})
 
     page = text_of(signed_in.get(f"/tools/{forecast.public_name}"))
-    assert "all calls are denied" in page
+    assert "its calls are refused" in page
+
+
+def set_access(client, tool, access, **fields):
+    address = reverse("tool-access", args=[tool.public_name])
+    response = client.post(address, {"access": access, **fields})
+    tool.refresh_from_db()
+    return response.status_code, tool.state, tool.call_policy
+
+
+def test_one_control_sets_whether_agents_find_and_call_a_tool(signed_in, forecast):
+    assert set_access(signed_in, forecast, "blocked") == (302, "available", "deny")
+    assert set_access(signed_in, forecast, "hidden", reason="Odd.") == (302, "held", "deny")
+    assert forecast.held_reason == "Odd."
+    assert set_access(signed_in, forecast, "available") == (302, "available", "allow")
+    assert set_access(signed_in, forecast, "invisible")[0] == 422
+    page = text_of(signed_in.get(f"/tools/{forecast.public_name}"))
+    assert "Visible but blocked" in page
+    verbs = set(AuditEntry.objects.values_list("verb", flat=True))
+    assert {"tool.policy", "tool.hold", "tool.release"} <= verbs
+
+
+def test_an_operator_hides_a_tool_but_does_not_change_its_call_policy(client, operator, forecast):
+    client.force_login(operator, backend=BACKEND)
+    assert set_access(client, forecast, "blocked") == (422, "available", "allow")
+    assert set_access(client, forecast, "hidden") == (302, "held", "allow")
+    Tool.objects.update(call_policy="deny")
+    assert set_access(client, forecast, "available") == (422, "held", "deny")
+    assert set_access(client, forecast, "blocked") == (302, "available", "deny")
 
 
 def test_an_operator_sees_only_permitted_actions(client, operator, forecast):
@@ -88,7 +116,7 @@ def test_an_operator_sees_only_permitted_actions(client, operator, forecast):
 
     assert reverse("tool-override", args=[forecast.public_name]) not in page
     assert reverse("tool-policy", args=[forecast.public_name]) not in page
-    assert reverse("tool-hold", args=[forecast.public_name]) in page
+    assert reverse("tool-access", args=[forecast.public_name]) in page
 
 
 def test_a_pending_change_is_shown_with_its_diff_and_warnings(signed_in, weather, forecast):

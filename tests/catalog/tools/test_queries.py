@@ -75,7 +75,7 @@ def test_a_custom_tool_is_preloaded_by_default(weather):
 
     def preload_tokens():
         return next(
-            one.preload_tokens for one in board.list_groups_with_costs() if one.pk == group.pk
+            cost.preload for one, cost in board.list_groups_with_costs() if one.pk == group.pk
         )
 
     assert preload_tokens() == mine.approved.tokens > 0

@@ -24,6 +24,7 @@ ROLES = {
     "tools": Role.OPERATOR,
     "tool": Role.OPERATOR,
     "tools-bulk": Role.OPERATOR,
+    "tool-access": Role.OPERATOR,
     "tool-hold": Role.OPERATOR,
     "tool-release": Role.OPERATOR,
     "tool-approve": Role.OPERATOR,
@@ -32,7 +33,11 @@ ROLES = {
     "tool-edit": Role.ADMIN,
     "tool-delete": Role.ADMIN,
     "tool-override": Role.ADMIN,
+    "tool-parameters": Role.ADMIN,
     "tool-policy": Role.ADMIN,
+    "tool-storage": Role.ADMIN,
+    "tool-read-only": Role.ADMIN,
+    "tool-examples": Role.ADMIN,
     "groups": Role.OPERATOR,
     "group": Role.OPERATOR,
     "group-create": Role.ADMIN,
@@ -41,11 +46,17 @@ ROLES = {
     "groups-add-tools": Role.ADMIN,
     "tool-hints": Role.ADMIN,
     "tool-hint-remove": Role.ADMIN,
+    "tool-hint-edit": Role.ADMIN,
+    "tool-hint-accept": Role.OPERATOR,
+    "hints": Role.OPERATOR,
+    "hints-import": Role.ADMIN,
+    "hints-export": Role.OPERATOR,
     "groups-remove-tools": Role.ADMIN,
     "group-changes": Role.OPERATOR,
     "group-move": Role.ADMIN,
     "group-undo": Role.ADMIN,
     "group-edit": Role.ADMIN,
+    "group-describe": Role.ADMIN,
     "group-assign": Role.ADMIN,
     "group-remove": Role.ADMIN,
     "group-order": Role.ADMIN,
@@ -53,13 +64,14 @@ ROLES = {
     "group-delete": Role.ADMIN,
     "approvals": Role.OPERATOR,
     "approvals-bulk": Role.OPERATOR,
+    "approval-undo": Role.OPERATOR,
     "approval-decide": Role.OPERATOR,
     "audit": Role.OPERATOR,
     "audit-csv": Role.OPERATOR,
     "audit-json": Role.OPERATOR,
 }
 READS = {"tools", "tool", "groups", "group", "group-changes", "groups-compare", "audit"}
-READS |= {"approvals", "audit-csv", "audit-json"}
+READS |= {"approvals", "audit-csv", "audit-json", "hints", "hints-export"}
 NAMES = [str(pattern.name) for pattern in urls.urlpatterns]
 
 
@@ -101,12 +113,15 @@ def url_of(name):
         "tool-delete": ["open_ticket"],
         "group-undo": [1],
         "tool-hint-remove": ["weather__a", 1],
+        "tool-hint-edit": ["weather__a", 1],
+        "tool-hint-accept": ["weather__a", 1],
         "approval-decide": ["weather__a", "approve"],
     }
     needs_none = {"tools", "tools-bulk", "tool-add", "groups", "audit"}
     needs_none |= {"approvals", "audit-csv", "audit-json"}
     needs_none |= {"group-create", "groups-order", "groups-compare", "groups-add-tools"}
     needs_none |= {"groups-remove-tools", "approvals-bulk"}
+    needs_none |= {"hints", "hints-import", "hints-export"}
     default = ["mcp:weather"] if name.startswith("group") else ["weather__a"]
     return reverse(name, args=[] if name in needs_none else arguments.get(name, default))
 
@@ -194,7 +209,7 @@ def test_a_tool_with_any_name_has_its_page(name, signed_in):
 def listed(client, query=""):
     response = client.get(f"/tools{query}")
     assert response.status_code == 200
-    return re.findall(r'data-open>([^<]+)</a>\s*<span class="sub">', response.content.decode())
+    return re.findall(r'data-open\s+title="[^"]*">([^<]+)</a>', response.content.decode())
 
 
 def test_an_empty_list_offers_the_next_step(signed_in):
@@ -280,7 +295,7 @@ def test_the_pages_of_the_list_contain_every_tool_once(signed_in, weather):
     seen, query = [], "?sort=-tokens"
     while query:
         page = signed_in.get(f"/tools{query}").content.decode()
-        seen += re.findall(r'data-open>([^<]+)</a>\s*<span class="sub">', page)
+        seen += re.findall(r'data-open\s+title="[^"]*">([^<]+)</a>', page)
         next_link = re.search(r'href="(\?[^"]+)" rel="next"', page)
         query = next_link[1].replace("&amp;", "&") if next_link else ""
 

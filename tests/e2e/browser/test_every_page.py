@@ -41,7 +41,7 @@ user.save()
 
 @pytest.fixture(scope="module")
 def examples(populated):
-    session = addresses.run_agent(
+    ids = addresses.run_agent(
         populated, "sweeper", "weather__get_forecast", query="weather forecast", city="Oslo"
     )
     # Long names, as users and other tests create them, whatever the order of tests.
@@ -56,7 +56,7 @@ def examples(populated):
         "group_id": "mcp:weather",
         "slug": "weather",
         "name": "sweeper",
-        "session_id": session,
+        **ids,
     }
     for name in ("sweeper", LONG):
         populated.api("DELETE", f"/agents/{name}")
@@ -143,8 +143,8 @@ def test_every_page_works_at_320_pixels_with_forced_colours_and_reduced_motion(
     for path in [*addresses.page_paths(responses), *extra]:
         page.goto(path)
         page.evaluate(OPEN_ALL)
-        if driving.scrolls_sideways(page):
-            wrong.append(f"{path} scrolls sideways")
+        if widest := driving.scrolls_sideways(page):
+            wrong.append(f"{path} scrolls sideways: {widest}")
         wrong += (
             driving.animated_elements(page)
             + driving.borderless_elements(page)

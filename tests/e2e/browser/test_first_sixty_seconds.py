@@ -62,7 +62,7 @@ def test_onboarding_takes_three_decisions_from_the_setup_link_to_the_first_catal
     heading = page.get_by_role("heading", name="with all schemas").inner_text()
     numbers = re.findall(r"≈([\d,]+)", heading)
     baseline, initial = (int(number.replace(",", "")) for number in numbers)
-    assert initial < baseline / 3
+    assert initial < baseline / 2
     assert fits(page)
 
     page.get_by_role("button", name="Create groups").click()  # the second

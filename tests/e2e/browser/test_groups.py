@@ -50,6 +50,17 @@ def grouped(browser, populated, cookies):
     return populated
 
 
+def test_the_id_of_a_new_group_is_suggested_from_its_name(grouped, open_page):
+    page = open_page()
+    page.goto("/groups")
+    page.get_by_text("Create group").first.click()
+    page.get_by_label("Display name").press_sequentially("Café & Tickets!")
+    expect(page.get_by_label("Id", exact=True)).to_have_value("cafe-tickets")
+    page.get_by_label("Id", exact=True).fill("mine")
+    page.get_by_label("Display name").fill("Other")
+    expect(page.get_by_label("Id", exact=True)).to_have_value("mine")
+
+
 def rows_of_kind(page, kind):
     return page.locator(f"[data-given={kind}]").evaluate_all("all => all.map(r => r.dataset.row)")
 
@@ -66,14 +77,14 @@ def test_a_toggle_moves_the_row_keeps_the_focus_and_is_undone_with_a_key(grouped
     page = open_page()
     page.goto("/groups/research")
     name = rows_of_kind(page, "demand")[1]
-    box = page.get_by_role("checkbox", name=f"Preload {name}")
+    box = page.get_by_role("switch", name=f"Preload {name}")
 
     box.focus()
     page.keyboard.press("Space")
 
     expect(page.locator(f'[data-given=preload][data-row="{name}"]')).to_be_visible()
     expect_announced(page, f"{name} is preloaded in research, now about [0-9,]+ tokens.")
-    expect(page.get_by_role("checkbox", name=f"Preload {name}")).to_be_focused()
+    expect(page.get_by_role("switch", name=f"Preload {name}")).to_be_focused()
     page.keyboard.press("u")
     expect(page.locator(f'[data-given=demand][data-row="{name}"]')).to_be_visible()
     assert rows_of_kind(page, "preload") == []
@@ -187,7 +198,7 @@ def test_the_preview_is_updated_and_its_tab_is_in_the_url(grouped, open_page):
     expect(page).to_have_url(re.compile("tab=json"))
     expect(page.locator("#board-preview")).to_contain_text('"etag"')
 
-    page.get_by_role("checkbox", name=f"Preload {name}").check()
+    page.get_by_role("switch", name=f"Preload {name}").check()
 
     expect(page.locator("#board-preview")).to_contain_text(f'"name": "{name}"')
     page.get_by_role("link", name="Change", exact=True).click()
@@ -202,19 +213,19 @@ def test_two_admins_on_one_board_see_each_others_changes(grouped, open_page, bro
     theirs.goto("/groups/research")
     first, second = rows_of_kind(mine, "demand")[:2]
 
-    theirs.get_by_role("checkbox", name=f"Preload {first}").check()
+    theirs.get_by_role("switch", name=f"Preload {first}").check()
     expect_announced(theirs, "is preloaded")
     mine.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     expect(mine.locator(".concurrent-edits")).to_contain_text(
         f"changed the preloads of group research: {first}"
     )
-    mine.get_by_role("checkbox", name=f"Preload {first}").check()
+    mine.get_by_role("switch", name=f"Preload {first}").check()
     expect(row(mine, first)).to_contain_text(f"bea@example.org changed {first} in the meantime.")
-    mine.get_by_role("checkbox", name=f"Preload {second}").check()
+    mine.get_by_role("switch", name=f"Preload {second}").check()
     expect(mine.locator(f'[data-given=preload][data-row="{second}"]')).to_be_visible()
     assert sorted(rows_of_kind(mine, "preload")) == sorted([first, second])
     for name in (first, second):
-        mine.get_by_role("checkbox", name=f"Preload {name}").uncheck()
+        mine.get_by_role("switch", name=f"Preload {name}").uncheck()
         expect(mine.locator(f'[data-given=demand][data-row="{name}"]')).to_be_visible()
 
 
@@ -244,7 +255,7 @@ def test_everything_works_without_javascript(grouped, open_page):
     assert rows_of_kind(page, "demand") == ["demo__encode_base64"]
 
     page.goto("/groups/bare")
-    page.get_by_role("checkbox", name="Preload demo__encode_base64").check()
+    page.get_by_role("switch", name="Preload demo__encode_base64").check()
     page.get_by_role("button", name="Save").click()
     assert rows_of_kind(page, "preload") == ["demo__encode_base64"]
     page.get_by_role("button", name="Undo").click()

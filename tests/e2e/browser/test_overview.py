@@ -1,5 +1,7 @@
 """The overview in Chromium, with an item that needs attention."""
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 
@@ -15,8 +17,8 @@ pytestmark = [
 def test_axe_reports_nothing_with_everything_open(populated, open_page, theme):
     page = open_page(color_scheme=theme)
     page.goto("/")
-    page.get_by_text("Hourly data and definitions").click()
-    expect(page.get_by_role("region", name="Last 24 hours by hour")).to_be_visible()
+    page.get_by_text("Definitions", exact=True).click()
+    expect(page.get_by_text("95th percentile of answered calls")).to_be_visible()
     assert driving.run_axe(page) == []
 
 
@@ -33,7 +35,7 @@ def test_a_failing_server_is_reached_with_the_keyboard_alone(populated, open_pag
     page.keyboard.press("g")
     page.keyboard.press("o")
     expect(page).to_have_url(f"{populated.url}/")
-    expect(page).to_have_title("(1) Overview · Toolcrib")
+    expect(page).to_have_title(re.compile(r"^\(\d+\) Overview · Toolcrib$"))
     page.get_by_role("link", name="Skip to content").focus()
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")

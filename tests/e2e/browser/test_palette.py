@@ -46,7 +46,7 @@ def test_arrow_keys_wrap_around_and_the_focus_stays_in_the_field(populated, open
     expect(selected(page)).to_contain_text("Servers")
     page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowUp")
-    expect(selected(page)).to_contain_text("Export mcp.json")
+    expect(selected(page)).to_contain_text("Invite a person")
     page.keyboard.press("ArrowDown")
     expect(selected(page)).to_contain_text("Overview")
     expect(field).to_be_focused()

@@ -21,7 +21,7 @@ def test_an_admin_sets_up_adds_a_server_edits_a_group_and_reads_a_session(fresh,
     expect(page).to_have_url(f"{fresh.url}/groups/mcp:demo")
     row = page.locator("[data-given=demand]").first
     name = row.get_attribute("data-row")
-    row.get_by_role("checkbox", name=f"Preload {name}").check()
+    row.get_by_role("switch", name=f"Preload {name}").check()
     expect(page.locator(f'[data-given=preload][data-row="{name}"]')).to_be_visible()
 
     page.get_by_role("button", name="Connect an agent").click()

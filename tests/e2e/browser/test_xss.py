@@ -107,15 +107,15 @@ def planted(tmp_path_factory, browser):
         plant_groups_and_agents(toolcrib)
         clean = ALL.replace("\0", "")  # NUL is rejected by the API
         call = {"choice": PAYLOADS[0], PAYLOADS[0]: clean}
-        session = addresses.run_agent(toolcrib, "bad", "hostile__tool_0", query=clean[:480], **call)
-        search_and_call(toolcrib, session)
+        ids = addresses.run_agent(toolcrib, "bad", "hostile__tool_0", query=clean[:480], **call)
+        search_and_call(toolcrib, ids["session_id"])
         for number in (2, 4):
             path = f"/tools/hostile__tool_{number}/try"
             status, body = toolcrib.api("POST", path, {"arguments": {}})
             assert status == 200, body
         toolcrib.api("POST", "/servers/hostile/sync")
         wait_for(lambda: count_pending(toolcrib) > 30, 60, what="the changes are pending review")
-        yield toolcrib, cookies, session
+        yield toolcrib, cookies, ids
 
 
 def normalize(text):
@@ -152,7 +152,7 @@ def watched(browser, planted):
 
 
 def test_sixty_payloads_in_every_field_stay_text_on_every_page(browser, planted):
-    toolcrib, _, session = planted
+    toolcrib, _, ids = planted
     context, wrong = watched(browser, planted)
     page = context.new_page()
     examples = {
@@ -160,7 +160,7 @@ def test_sixty_payloads_in_every_field_stay_text_on_every_page(browser, planted)
         "group_id": "g0",
         "slug": "hostile",
         "name": "bad",
-        "session_id": session,
+        **ids,
     }
     paths = addresses.page_paths(addresses.fetch_all(context, examples))
     _, tools = toolcrib.api("GET", "/tools?server=hostile&limit=100")

@@ -2,14 +2,16 @@
 
 import argparse
 import json
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from bench import dispatch_report, fleet, inside
-from tests.support.installation import ROOT, clean_environment
-from tests.support.waiting import scaled
+from tests.support.installation import ROOT, clean_environment, is_alive
+from tests.support.waiting import scaled, wait_for
 
 # Real processes: one at a time, for machines with two cores.
 SMALL = ("--groups", "3", "--tools", "24")
@@ -52,6 +54,30 @@ def test_real_definitions_are_read_from_a_folder(tmp_path):
     assert sum(map(len, fleet.read_folder(tmp_path, most=2).values())) == 2
 
 
+def test_a_process_lives_until_its_last_thread_has_exited():
+    """Only then is its port free: a restart that came earlier found the port in use."""
+    program = (
+        "import ctypes, socket, sys, threading\n"
+        "listener = socket.create_server(('127.0.0.1', 0))\n"
+        "threading.Thread(target=sys.stdin.read).start()\n"
+        "print(listener.getsockname()[1], flush=True)\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        port = int(process.stdout.readline())
+        main_thread = Path(f"/proc/{process.pid}/stat")
+        wait_for(lambda: main_thread.read_text().rpartition(")")[2].split()[0] == "Z")
+        assert is_alive(process.pid)
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(("127.0.0.1", port))
+        process.kill()
+        wait_for(lambda: not is_alive(process.pid))
+        socket.create_server(("127.0.0.1", port)).close()
+
+
 @pytest.mark.timeout(400)
 def test_tokens_are_reported_for_all_schemas_and_for_a_task_and_match_the_ledger():
     output = run("tokens", "--only", "large", *SMALL)
@@ -83,7 +109,8 @@ def test_rates_are_reported_for_both_databases_in_one_run():
 
 @pytest.mark.timeout(400)
 def test_every_page_is_timed_with_its_queries_and_its_size():
-    report = json.loads(run("pages", "--quick", "--rounds", "1", "--only", "group", "--json"))
+    sizes = ("--tools", "100", "--groups", "2", "--calls", "1000", "--sessions", "50")
+    report = json.loads(run("pages", *sizes, "--rounds", "1", "--only", "group", "--json"))
     assert report["sizes"] == {"tools": 100, "groups": 2, "calls": 1000, "sessions": 50}
     pages = {row["page"]: row for row in report["pages"]}
     assert {"groups", "group", "group #board-list", "group?tab=json"} <= pages.keys()
@@ -183,3 +210,29 @@ def test_calls_per_second_are_reported_by_number_of_web_processes():
         for workers in (1, 2):
             row = f"{path}, 2 callers, {workers} web processes: "
             assert any(row in line and "limited by" in line for line in lines), output
+
+
+@pytest.mark.timeout(400)
+def test_tokens_of_a_script_and_of_the_same_calls_are_reported(tmp_path):
+    tool = {"name": "a", "description": "Does it.", "input_schema": {"type": "object"}}
+    (tmp_path / "tools.jsonl").write_text(json.dumps({**tool, "server": "one"}))
+    output = run("scripts", str(tmp_path), "--rounds", "1", "--calls", "3")
+    lines = output.splitlines()
+    for way in ("call by call", "script"):
+        assert any(line.strip().startswith(way) for line in lines), output
+    # The tokens are the same in every run; times are for the real one.
+    assert any(line.startswith("OK   tokens spared") for line in lines), output
+    for verdict in ("a call inside a script", "python stubs of 1", "typescript stubs of 1"):
+        assert any(line[5:].startswith(verdict) for line in lines), output
+
+
+@pytest.mark.timeout(400)
+def test_rules_are_reported_with_their_ratio_to_a_call_without_rules():
+    output = run("rules", "--rounds", "1", "--calls", "5", "--rules", "10", "--json")
+    report = json.loads(output)
+    assert list(report) == [
+        "no rules",
+        "10 rules, 5 concern the tool",
+        "10 rules, all concern it",
+    ]
+    assert all(row["cpu_us"] > 0 and row["ratio"] > 0 for row in report.values())

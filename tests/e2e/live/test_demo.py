@@ -73,6 +73,7 @@ def test_the_demo_has_no_unintended_failures(demo_data):
     sessions = items(demo_data, "/sessions")
     refused = [event for event in events(demo_data, sessions) if event["kind"] == "refused"]
     assert Counter((event["tool_name"], event["details"]["code"]) for event in refused) == {
+        ("", "over_budget"): 1,  # a group that exceeds the analyst's budget
         ("analytics__get_metric", "invalid_arguments"): 1,
         ("calendar__send_mail", "invalid_arguments"): 1,
         ("notes__delete_note", "denied"): 1,
@@ -80,8 +81,10 @@ def test_the_demo_has_no_unintended_failures(demo_data):
         ("tickets__set_ticket_state", "invalid_arguments"): 1,
         ("toolbox__send_rocket", "unknown_tool"): 1,
     }
-    # Two tools fail on purpose: a missing note, and a text that is not JSON.
-    assert sum(session["errors"] for session in sessions) == len(refused) + 2
+    # A session counts the errors of its calls, not of its loads. Two more tools fail on purpose:
+    # a missing note, and a text that is not JSON.
+    refused_calls = [event for event in refused if event["tool_name"]]
+    assert sum(session["errors"] for session in sessions) == len(refused_calls) + 2
     searches = [event for event in events(demo_data, sessions) if event["kind"] == "searched"]
     assert {event["details"]["total"] > 0 for event in searches} == {True, False}
 

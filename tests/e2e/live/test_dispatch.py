@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.agents import make_agent, read_ledger, register_stdio, sync_server, update_server
 from tests.support.installation import is_alive
+from tests.support.payloads import PayloadReader
 from tests.support.servers import call_upstream, register
 from tests.support.upstreams import rich
 from tests.support.upstreams.running import running_http
@@ -117,7 +118,8 @@ def test_output_that_violates_the_output_schema_is_an_error_and_stored_for_opera
         assert "output schema" in response["content"][0]["text"]
     states = [(row["state"], row["error_code"]) for row in read_ledger(toolcrib.data_dir, session)]
     assert states == [("succeeded", "")] + [("failed", "output_invalid")] * 2
-    assert "three" in read_ledger(toolcrib.data_dir, session)[1]["result_copy"]
+    stored = read_ledger(toolcrib.data_dir, session)[1]["result_copy"]
+    assert "three" in PayloadReader.of_folder(toolcrib.data_dir).read(stored)
 
 
 # --- Slow, cancelled and interrupted calls --------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import anthropic
 import openai
@@ -13,6 +14,7 @@ import pytest
 from google import genai
 from google.genai.types import HttpOptions
 
+import toolcrib_client
 from tests.support.agents import make_agent
 from tests.support.installation import ROOT, clean_environment
 from tests.support.scripted_models import scripted_provider
@@ -20,16 +22,17 @@ from tests.support.servers import register
 from tests.support.upstreams.running import running_http
 from tests.support.upstreams.zoo import example_arguments, tool_definitions
 from tests.support.waiting import scaled
-from toolcrib.client import AsyncAgentLoop, AsyncToolcrib
+from toolcrib_client import AsyncAgentLoop, AsyncToolcrib
 
 pytestmark = [pytest.mark.timeout(240)]
 ORDINARY, UNUSUAL = 590, 12
 TOOL = "demo__convert_temperature"
+CLIENT = Path(toolcrib_client.__file__).parents[1]
 
 
 def run_example(demo, name, folder):
     toolcrib, key = demo
-    environment = {"TOOLCRIB_URL": toolcrib.url, "TOOLCRIB_KEY": key, "PYTHONPATH": str(ROOT)}
+    environment = {"TOOLCRIB_URL": toolcrib.url, "TOOLCRIB_KEY": key, "PYTHONPATH": str(CLIENT)}
     done = subprocess.run(
         [sys.executable, str(ROOT / "docs" / "examples" / name)],
         env=clean_environment(environment),
@@ -57,7 +60,11 @@ def test_the_openai_example_and_its_resumption(demo, tmp_path):
     assert first[2].startswith("It is done: ")
     assert "212" in first[2]
     state = json.loads((tmp_path / "state.json").read_text())
-    assert state == {"strategy": "dispatch", "expanded_groups": {"mcp:demo": [TOOL]}}
+    assert state == {
+        "strategy": "dispatch",
+        "expanded_groups": {"mcp:demo": [TOOL]},
+        "load_order": [TOOL],
+    }
 
     resumed = run_example(demo, "openai_loop.py", tmp_path).splitlines()
 
@@ -80,9 +87,17 @@ def zoo(demo):
     toolcrib, _ = demo
     with running_http("zoo", "--tools", str(ORDINARY)) as url:
         register(toolcrib, "zoo", url)
+        approve_all(toolcrib)  # some names imitate others
         limits = {"calls_per_minute": 10_000, "cost_per_minute": 100_000, "calls_in_flight": 100}
         keeper = make_agent(toolcrib, "keeper", groups=["mcp:zoo"], **limits)
         yield keeper, dict(public_names(toolcrib))
+
+
+def approve_all(toolcrib):
+    _, page = toolcrib.api("GET", "/tools?server=zoo&state=waiting&limit=100")
+    for tool in page["items"]:
+        status, body = toolcrib.api("POST", f"/tools/{tool['name']}/approve", {})
+        assert status == 200, body
 
 
 def public_names(toolcrib):

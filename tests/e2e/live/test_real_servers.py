@@ -1,10 +1,17 @@
 """Third-party MCP servers with their documented commands."""
 
+import asyncio
 import json
 
+import httpx2
+import mcp_types as types
 import pytest
+from mcp import Client, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
 
+from catalog.definitions import resource_uris
 from tests.support import parts
+from tests.support.agents import make_agent
 from tests.support.installation import Installation
 from tests.support.waiting import wait_for
 
@@ -56,3 +63,73 @@ def test_five_real_servers_are_imported_synced_and_kept_connected(tmp_path):
         _, tool = toolcrib.api("GET", "/tools/filesystem__read_text_file")
         assert tool["definition"]["inputSchema"]["properties"]["path"]
         assert tool["tokens"] > 20
+
+
+async def describe(client):
+    """Return what a client sees: tools, prompts, resources and templates, by name or URI."""
+    tools = (await client.list_tools()).tools
+    prompts = (await client.list_prompts()).prompts
+    resources = (await client.list_resources()).resources
+    templates = (await client.list_resource_templates()).resource_templates
+    return {
+        "tools": {tool.name: (tool.description, tool.input_schema) for tool in tools},
+        "prompts": {
+            prompt.name: (prompt.description, [each.name for each in prompt.arguments or ()])
+            for prompt in prompts
+        },
+        "resources": {str(resource.uri): resource.mime_type for resource in resources},
+        "templates": {each.uri_template: each.mime_type for each in templates},
+    }
+
+
+async def accept(context, params):
+    return types.ElicitResult(action="accept", content={})
+
+
+def test_server_everything_is_the_same_behind_toolcrib_and_direct(tmp_path):
+    """For the same client, which has elicitation and, as nothing of it is built, no sampling."""
+    command = real_servers(tmp_path)["everything"]
+    file = tmp_path / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"everything": command}}))
+    long_call = {"duration": 1, "steps": 2}
+
+    async def use(target, prefix):
+        progress = []
+
+        async def on_progress(done, total, message):
+            progress.append((done, total))
+
+        async with Client(target, elicitation_callback=accept, cache=None) as client:
+            seen = await describe(client)
+            first = next(iter(seen["resources"]))
+            read = (await client.read_resource(first)).contents[0]
+            name = f"{prefix}trigger-long-running-operation"
+            called = await client.call_tool(name, long_call, progress_callback=on_progress)
+            return seen, read.mime_type, called.content[0].text, progress
+
+    async def direct():
+        parameters = StdioServerParameters(command=command["command"], args=command["args"])
+        return await use(parameters, "")
+
+    async def behind(agent):
+        headers = {"Authorization": f"Bearer {agent.key}"}
+        async with httpx2.AsyncClient(headers=headers, timeout=60, trust_env=False) as http:
+            transport = streamable_http_client(f"{agent.url}/mcp", http_client=http)
+            return await use(transport, "everything__")
+
+    seen, *expected = asyncio.run(direct())
+    with Installation(tmp_path / "data") as toolcrib:
+        done = toolcrib.command("import_servers", str(file), "--allow-stdio", "--wait", "--json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        agent = make_agent(toolcrib, "everything", mode="full")
+        through, *received = asyncio.run(behind(agent))
+
+    assert received == expected
+    for kind in ("tools", "prompts"):
+        own = {f"everything__{name}": value for name, value in seen[kind].items()}
+        assert own.keys() - through[kind].keys() == set()
+        assert through[kind] == own
+    assert through["resources"] == {
+        resource_uris.public_uri("everything", uri): mime for uri, mime in seen["resources"].items()
+    }
+    assert len(through["templates"]) == len(seen["templates"]) > 0

@@ -72,7 +72,7 @@ def test_a_planted_secret_never_appears_in_plain_text(tmp_path):
         api("POST", "/servers/import", {"text": text})
         for path in ("/servers", "/servers/export", "/tools", "/audit", "/servers/program"):
             api("GET", path)
-        exported = toolcrib.command("backup", str(tmp_path / "copy"))
+        exported = toolcrib.command("backup", "--plain", str(tmp_path / "copy"))
         assert exported.returncode == 0, exported.stderr
         responses += [exported.stdout, exported.stderr]
 

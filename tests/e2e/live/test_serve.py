@@ -81,7 +81,8 @@ def test_a_child_that_ignores_signals_does_not_delay_the_stop(tmp_path):
 
 
 def test_kill_9_leaves_no_child(tmp_path):
-    note = tmp_path / "pids"
+    note = tmp_path / "program" / "pids"  # programs may not write beside the data folder
+    note.parent.mkdir()
     with Installation(tmp_path / "data") as toolcrib:
         add_program(
             toolcrib,

@@ -75,6 +75,7 @@ def test_searches_loads_and_calls_do_not_change_the_catalog(weather):
         "search_tools",
         "load_tools",
         "get_tool_details",
+        "call_read_only_tool",
         "deferred_tool_call",
         f"{weather.slug}__list_stations",
     ]
@@ -153,6 +154,7 @@ def test_a_restart_and_a_kill_9_change_no_byte_and_no_state(toolcrib, weather):
     assert session.get("/state") == {
         "strategy": "dispatch",
         "expanded_groups": {weather.group: public_names},
+        "load_order": public_names,
     }
     delivered = session.get("/stats")["tokens"]["delivered"]
 

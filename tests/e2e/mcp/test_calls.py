@@ -1,6 +1,8 @@
 """Calls over MCP: content types, progress, cancellation and errors."""
 
 import asyncio
+import json
+from urllib.parse import quote
 
 import pytest
 
@@ -28,6 +30,12 @@ def with_client(agent, mode, work, **options):
     return asyncio.run(run())
 
 
+def _readable(content):
+    """Return content with the URI under which Toolcrib reads the embedded resource."""
+    uri = "test://embedded-resource"
+    return json.loads(json.dumps(content).replace(uri, f"crib://fixtures/{quote(uri, safe='')}"))
+
+
 def only_session(agent):
     (row,) = agent.send("GET", "/sessions").json["items"]
     return Session(agent, row["id"], {})
@@ -46,7 +54,7 @@ def test_every_content_type_is_passed_on_unchanged(toolcrib, agent, mode):
 
     for name, result in with_client(agent, mode, work).items():
         plain = [part.model_dump(by_alias=True, exclude_none=True) for part in result.content]
-        assert plain == CONTENT[name] == rest.call(f"fixtures__{name}")["content"]
+        assert plain == _readable(CONTENT[name]) == rest.call(f"fixtures__{name}")["content"]
         assert result.is_error is (name == "test_error_handling")
 
 

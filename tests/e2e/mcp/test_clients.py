@@ -14,7 +14,13 @@ from tests.support.waiting import scaled
 
 pytestmark = pytest.mark.timeout(240)
 HERE = Path(__file__).resolve().parent
-META = ["search_tools", "load_tools", "get_tool_details", "deferred_tool_call"]
+META = [
+    "search_tools",
+    "load_tools",
+    "get_tool_details",
+    "call_read_only_tool",
+    "deferred_tool_call",
+]
 FORECAST = {"city": "Oslo", "days": 3, "summary": "sunny"}
 
 
@@ -106,7 +112,7 @@ def test_the_inspector_lists_loads_and_calls(agent, tmp_path):
 def test_the_conformance_suite_passes_except_for_the_listed_scenarios(
     toolcrib, tmp_path, package, known, chosen
 ):
-    agent = make_unique_agent(toolcrib, groups=["mcp:fixtures"])
+    agent = make_unique_agent(toolcrib, groups=["mcp:fixtures"], mode="full")
     with keyring(toolcrib.url, agent.key) as url:
         options = ("--url", f"{url}/mcp", "--expected-failures", str(HERE / known))
         done = node(tmp_path, f"{package}/dist/index.js", "server", *options, *chosen)

@@ -18,7 +18,13 @@ from tests.support.mcp_clients import (
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(240)
-META = ["search_tools", "load_tools", "get_tool_details", "deferred_tool_call"]
+META = [
+    "search_tools",
+    "load_tools",
+    "get_tool_details",
+    "call_read_only_tool",
+    "deferred_tool_call",
+]
 BOTH = pytest.mark.parametrize("mode", [MODERN, "legacy"])
 
 
@@ -37,10 +43,12 @@ def test_meta_tools_are_annotated_and_the_search_describes_the_groups(agent, mod
     assert all(tool.annotations and tool.title for tool in tools.values())
     assert tools["search_tools"].annotations.read_only_hint is True
     assert tools["deferred_tool_call"].annotations.destructive_hint is True
+    assert tools["call_read_only_tool"].annotations.read_only_hint is True
+    assert all(tool.meta == {"anthropic/alwaysLoad": True} for tool in tools.values())
     behind = tools["search_tools"].description
     assert len(behind.encode()) <= 2000
-    assert "- `mcp:weather` — weather (7 tools, weather__…)" in behind
-    assert "get_forecast" not in behind
+    assert "mcp:weather" in behind
+    assert "7 tools" not in behind
 
 
 def test_the_list_is_private_cacheable_and_byte_stable(agent):
@@ -49,7 +57,7 @@ def test_the_list_is_private_cacheable_and_byte_stable(agent):
     result = first.json["result"]
     assert (result["cacheScope"], result["ttlMs"] > 0) == ("private", True)
     instructions = raw.send_modern(agent, "server/discover").json["result"]["instructions"]
-    assert instructions.count(". ") == 1
+    assert instructions.partition("\n\n")[0].count(". ") == 1
     refused = raw.send_modern(agent, "tools/list", {"cursor": "2"})
     assert refused.json["error"]["code"] == -32602
 

@@ -16,7 +16,13 @@ from tests.support.mcp_clients import (
 )
 
 pytestmark = pytest.mark.timeout(240)
-META = ["search_tools", "load_tools", "get_tool_details", "deferred_tool_call"]
+META = [
+    "search_tools",
+    "load_tools",
+    "get_tool_details",
+    "call_read_only_tool",
+    "deferred_tool_call",
+]
 QUERY, GROUP, TOOL = "weather forecast for a city", "mcp:weather", "weather__get_forecast"
 ARGUMENTS = {"city": "Oslo", "days": 2}
 

@@ -52,6 +52,7 @@ def source(tmp_path_factory):
         body = {"name": "scout", "groups": ["mcp:weather"], "calls_per_minute": 7}
         assert toolcrib.api("POST", "/agents", body)[0] == 201
         assert toolcrib.api("POST", "/agents/scout/keys", {"days": 9})[0] == 201
+        wait_for(lambda: audit_chain(toolcrib)["pending"] == 0, 30)
     shell(toolcrib, CALL_IN_FLIGHT)
     return toolcrib
 
@@ -59,10 +60,16 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module")
 def backup(source, tmp_path_factory):
     file = tmp_path_factory.mktemp("backup") / "toolcrib.backup"
-    done = source.command("backup", str(file))
+    done = source.command("backup", "--plain", str(file))
     assert done.returncode == 0, done.stderr
     assert "Store the two files separately" in done.stdout
     return file
+
+
+def audit_chain(toolcrib, env=None):
+    done = toolcrib.command("verify_audit", "--json", env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
 
 
 def key_path(backup):
@@ -97,7 +104,7 @@ print(json.dumps({
     "calls": list(Call.objects.values_list("call_id", "session__session_id", "arguments")),
     "events": list(Event.objects.values_list("session__session_id", "kind", "call__call_id")),
     "runs": list(SyncRun.objects.values_list("outcome", "added", "trigger")),
-    "audit": list(AuditEntry.objects.exclude(verb="installation.restore")
+    "audit": list(AuditEntry.objects.exclude(verb__startswith="installation.")
                   .values_list("verb", "target_label", "actor_label")),
 }))
 """
@@ -132,7 +139,7 @@ def test_the_two_files_are_private_and_contain_no_secret_in_plain_text(source, b
 
 def test_existing_files_are_not_overwritten_without_an_option(source, backup):
     before = backup.read_bytes()
-    done = source.command("backup", str(backup))
+    done = source.command("backup", "--plain", str(backup))
     assert done.returncode == 1
     assert "exists" in done.stderr
     assert backup.read_bytes() == before
@@ -176,7 +183,7 @@ def test_without_the_key_only_the_credentials_are_lost_with_a_message(backup, tm
     done = empty.command("restore", str(backup))
     assert done.returncode == 3
     assert read_header(backup)["key"] in done.stderr
-    assert "1 credential of weather cannot be read" in done.stderr
+    assert "1 credential of weather and the stored arguments and results" in done.stderr
     assert "enter the credentials again" in done.stderr
     assert len(story(empty)["tools"]) == 7
 
@@ -189,7 +196,7 @@ def test_a_key_of_another_backup_is_rejected(backup, tmp_path):
     other = Installation(tmp_path / "other")
     assert other.command("migrate", "--skip-checks", "-v", "0").returncode == 0
     other_file = tmp_path / "other.backup"
-    assert other.command("backup", str(other_file)).returncode == 0
+    assert other.command("backup", "--plain", str(other_file)).returncode == 0
     done = other.command("restore", str(backup), "--key", str(key_path(other_file)))
     assert done.returncode == 1
     assert "another key" in done.stderr
@@ -280,7 +287,7 @@ def test_a_damaged_file_changes_nothing(backup, tmp_path, tmp_path_factory, dama
 def test_backup_and_restore_work_through_pipes(source, tmp_path):
     empty = Installation(tmp_path / "new")
     written = subprocess.run(
-        source._argv("backup", "-"),
+        source._argv("backup", "--plain", "-"),
         env=source.env,
         capture_output=True,
         check=True,
@@ -334,12 +341,14 @@ def test_sqlite_moves_to_postgresql_and_back(source, backup, postgres, shared_re
         target.stop()
 
     file = tmp_path / "from-postgres.backup"
-    written = target.command("backup", str(file))
+    passphrase = tmp_path / "passphrase"
+    passphrase.write_text("five random words in a row\n")
+    written = target.command("backup", str(file), "--passphrase-file", str(passphrase))
     assert written.returncode == 0, written.stderr
     assert "TOOLCRIB_ENCRYPTION_KEYS" in written.stdout
     assert not key_path(file).exists()
     back = Installation(tmp_path / "back", {"TOOLCRIB_ENCRYPTION_KEYS": keys["encryption.key"]})
-    returned = back.command("restore", str(file))
+    returned = back.command("restore", str(file), "--passphrase-file", str(passphrase))
     assert returned.returncode == 0, returned.stderr
     assert story(back)["bodies"] == story(source)["bodies"]
     assert shell(back, READ_CREDENTIAL) == CANARY
@@ -350,6 +359,8 @@ def test_a_rotated_key_replaces_the_old_one(source, backup, tmp_path):
     keys = json.loads(key_path(backup).read_text())["files"]
     done = home.command("restore", str(backup), "--key", str(key_path(backup)))
     assert done.returncode == 0, done.stderr
+    before = audit_chain(home)
+    assert before["verified"] >= 5
     new = "n" * 48
     both = {"TOOLCRIB_ENCRYPTION_KEYS": f"{new},{keys['encryption.key']}"}
     rotated = home.command("rotate_key", "--json", env=both)
@@ -357,8 +368,98 @@ def test_a_rotated_key_replaces_the_old_one(source, backup, tmp_path):
     assert json.loads(rotated.stdout)["rotated"] == 1
 
     only_new = {"TOOLCRIB_ENCRYPTION_KEYS": new}
+    assert audit_chain(home, only_new) == before | {"pending": before["pending"] + 1}
     read = home.command("shell", "--no-imports", "-c", READ_CREDENTIAL, env=only_new)
     assert read.stdout.strip() == CANARY
     lost = home.command("rotate_key", env={"TOOLCRIB_ENCRYPTION_KEYS": "x" * 48})
     assert lost.returncode == 3
     assert "weather: header X-Key" in lost.stderr
+
+
+# --- Passphrase -----------------------------------------------------------------------------------
+
+PASSPHRASE = {"TOOLCRIB_BACKUP_PASSPHRASE": "five random words in a row"}
+
+
+def test_without_a_passphrase_nothing_is_written(source, tmp_path):
+    file = tmp_path / "toolcrib.backup"
+    done = source.command("backup", str(file))
+
+    assert done.returncode == 1
+    assert "there is no passphrase" in done.stderr
+    assert "--plain" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_encrypted_backup_is_restored_with_its_passphrase_only(source, tmp_path):
+    file = tmp_path / "toolcrib.backup"
+    done = source.command("backup", str(file), env=PASSPHRASE)
+    assert done.returncode == 0, done.stderr
+    key = (source.data_dir / "encryption.key").read_text().strip()
+    assert key.encode() not in key_path(file).read_bytes()
+    for path in (file, key_path(file)):
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.read_bytes().startswith(b"TOOLCRIB ENCRYPTED 1\n")
+
+    empty = Installation(tmp_path / "new")
+    arguments = ("restore", str(file), "--key", str(key_path(file)))
+    for env, sentence in (
+        ({}, "encrypted with a passphrase"),
+        ({"TOOLCRIB_BACKUP_PASSPHRASE": "another passphrase"}, "The passphrase is wrong"),
+    ):
+        refused = empty.command(*arguments, env=env)
+        assert refused.returncode == 1
+        assert sentence in refused.stderr
+        assert "Traceback" not in refused.stderr
+    truncated = tmp_path / "truncated"
+    truncated.write_bytes(file.read_bytes()[:-40])
+    assert "corrupt or truncated" in empty.command("restore", str(truncated), env=PASSPHRASE).stderr
+    assert story(empty)["tools"] == []
+
+    done = empty.command(*arguments, env=PASSPHRASE)
+    assert done.returncode == 0, done.stderr
+    assert story(empty) == story(source)
+    assert shell(empty, READ_CREDENTIAL) == CANARY
+
+
+def test_a_backup_of_an_older_version_is_restored_with_its_payloads(source, tmp_path):
+    """Written before payloads were encrypted: in clear, without data keys, with whole answers."""
+    written = subprocess.run(
+        source._argv("backup", "--plain", "-"),
+        env=source.env,
+        capture_output=True,
+        check=True,
+        timeout=scaled(60),
+    )
+    header, *rows = map(json.loads, gzip.decompress(written.stdout).splitlines())
+    header["migrations"] = [
+        name for name in header["migrations"] if "data_key" not in name and "storage" not in name
+    ]
+    assert len(header["migrations"]) > 10
+    rows = [row for row in rows if row["model"] != "sessions_app.datakey"]
+    for row in rows:
+        row["fields"].pop("payload_storage", None)
+        if row["model"] == "sessions_app.call":
+            row["fields"]["arguments"] = '{"city": "Oslo"}'
+            call = row["pk"]
+    answer = {"call": call, "body": "{}", "created_at": "2026-01-01T00:00:00+00:00"}
+    rows.append({"model": "sessions_app.callanswer", "pk": 1, "fields": answer})
+    header["rows"]["sessions_app.CallAnswer"] = 1
+    del header["rows"]["sessions_app.DataKey"]
+    file = tmp_path / "old.backup"
+    file.write_bytes(
+        gzip.compress(b"".join(json.dumps(row).encode() + b"\n" for row in [header, *rows]))
+    )
+    key_file = tmp_path / "old.key"
+    assert source.command("backup", "--plain", str(tmp_path / "now")).returncode == 0
+    key_path(tmp_path / "now").rename(key_file)
+
+    target = Installation(tmp_path / "new")
+    done = target.command("restore", str(file), "--key", str(key_file))
+
+    assert done.returncode == 0, done.stderr
+    assert story(target) == story(source)
+    count = "from sessions_app.models import CallAnswer; print(CallAnswer.objects.count())"
+    assert shell(target, count) == "0"
+    with sqlite3.connect(target.data_dir / "toolcrib.sqlite3") as database:
+        assert database.execute("SELECT arguments FROM sessions_app_call").fetchone()[0][0] == "~"

@@ -13,6 +13,11 @@ pytestmark = [pytest.mark.needs_postgres]
 
 SELECTED = {
     "catalog": ["catalog/definitions/test_ingest.py", "catalog/tools/test_actions.py"],
+    "audit": [
+        "catalog/audit/test_chain.py",
+        "sessions_app/sessions/test_definition_pruning.py",
+        "sessions_app/sessions/test_deletion.py",
+    ],
     "groups": ["catalog/groups/test_actions.py"],
     "sessions": [
         "sessions_app/sessions/test_behaviours.py",

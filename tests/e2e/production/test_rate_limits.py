@@ -21,7 +21,8 @@ def test_redis_and_memory_decide_the_same(shared_redis):
         calls = Charge("calls", agent, numbers.choice([3, 8]))
         cost = Charge("cost", agent, numbers.choice([10, 20]), numbers.choice([1.0, 2.0, 7.3]))
         added = Charge("cost", agent, math.inf, numbers.random())  # bytes, never refused
-        charges = numbers.choice([[calls, cost], [calls], [cost], [added]])
+        name = Charge("sign-in", f"name-{agent}", 5, numbers.choice([1.0, 1.0, -1.0]), period=900)
+        charges = numbers.choice([[calls, cost], [calls], [cost], [added], [name], [name, cost]])
         waits = in_redis.hit(charges, now)
         assert waits == in_memory.hit(charges, now)
         allowed.append(not any(waits))

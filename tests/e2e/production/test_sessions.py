@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.agents import make_agent, sync_server
 from tests.support.installation import redis_server
+from tests.support.payloads import DATA_KEYS, PayloadReader
 from tests.support.production import Production
 from tests.support.servers import call_upstream, register
 from tests.support.upstreams.running import running_http
@@ -87,7 +88,9 @@ def test_calls_through_both_processes_are_in_one_ledger_and_one_timeline(two):
     )
     with psycopg.connect(two.env["DATABASE_URL"]) as connection:
         rows = connection.execute(query, (first.id,)).fetchall()
-    cities = [json.loads(arguments)["city"] for arguments, _, _ in rows]
+        keys = [ciphertext for (ciphertext,) in connection.execute(DATA_KEYS)]
+    payloads = PayloadReader(two.env["TOOLCRIB_ENCRYPTION_KEYS"], keys)
+    cities = [json.loads(payloads.read(arguments))["city"] for arguments, _, _ in rows]
     assert cities == [*(f"city-{number}" for number in range(6)), "Oslo"]
     assert {state for _, state, _ in rows} == {"succeeded"}
     assert len({holder for _, _, holder in rows}) == 2

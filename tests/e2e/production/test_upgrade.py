@@ -86,15 +86,51 @@ def load_postgres(url: str, document: dict[str, Any]) -> None:
                 )
 
 
+# Fields of `format=gemini` whose spelling changed after a version: only the JavaScript SDK's is
+# read by every SDK.
+GEMINI_FIELDS = {
+    "function_declarations": "functionDeclarations",
+    "parameters_json_schema": "parametersJsonSchema",
+}
+
+
+def respell(shape: str, body: str) -> str:
+    """Return a recorded body with the fields of today's version."""
+    if shape == "gemini":
+        for old, new in GEMINI_FIELDS.items():
+            body = body.replace(f'"{old}":', f'"{new}":')
+    return body
+
+
+def check_injected(shape: str, body: str, recorded_body: str) -> None:
+    """Compare the tools array of an inject catalog.
+
+    Its text lists what can still be loaded; preloaded tools are no longer among it.
+    """
+    if shape == "text":
+        assert "ask_person" in recorded_body
+        assert "ask_person" not in body
+        return
+    expected = json.loads(respell(shape, recorded_body))["tools"]
+    assert json.loads(body)["tools"] == expected, shape
+
+
 def check_sessions(url: str, recorded: dict[str, Any]) -> None:
     """Compare the responses for open sessions with those of the earlier version, byte for byte."""
     agent = Agent(url, recorded["key"])
     for name, before in recorded["sessions"].items():
         session = Session(agent, before["id"], {})
         for shape, (body, etag) in session.surface().items():
-            assert body.decode() == before["surface"][shape], (name, shape)
-            assert etag == before["etags"][shape], (name, shape)
-        assert session.get("/state") == before["state"], name
+            recorded_body = before["surface"][shape]
+            if name == "inject" and shape != "tools":
+                check_injected(shape, body.decode(), recorded_body)
+                continue
+            expected = respell(shape, recorded_body)
+            assert body.decode() == expected, (name, shape)
+            assert (etag == before["etags"][shape]) == (expected == recorded_body), (name, shape)
+        state = session.get("/state")
+        assert {key: state[key] for key in before["state"]} == before["state"], name
+        assert state.keys() - before["state"].keys() <= {"load_order"}, name
         for load in before["loads"]:
             body = session.load(load["group_id"], load["tool_names"])
             assert body.decode() == load["body"], (name, load["group_id"])

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.agents import make_agent
 from tests.support.installation import READY, Process, descendants, free_port, is_alive
@@ -36,7 +37,7 @@ def start_two(production, port=None):
     """Start two web processes on one port; return their parent."""
     port = port or free_port()
     production.urls, production.url = [f"http://localhost:{port}"], f"http://localhost:{port}"
-    env = {**production.env, "PORT": str(port), "WEB_WORKERS": "2"}
+    env = {**production.env, "PORT": str(port), "WEB_WORKERS": "2", "TOOLCRIB_METRICS": "1"}
     parent = production.processes["web"] = Process(SERVICES["web"]["command"], env)
     parent.wait_for_line(READY, 150)
     return parent
@@ -58,11 +59,14 @@ def test_sessions_work_on_any_worker_keys_are_revoked_on_all_and_killed_ones_are
             assert result["structured_content"]["city"] == f"city-{number}"
         holders = production.command("shell", "-c", HOLDERS)
         assert holders.stdout.split()[-1] == "2", (holders.stdout, holders.stderr)
+        what = "metrics are summed over both processes"
+        wait_for(lambda: read_calls(production) == (20, 2), 30, what=what)
 
         victim = web_pids(parent)[0]
         os.kill(victim, signal.SIGKILL)
         wait_for(lambda: len(set(web_pids(parent)) - {victim}) == 2, 30, what="it is replaced")
         wait_for(lambda: _call_succeeds(session), 30, what="calls succeed")
+        assert read_calls(production)[0] >= 20  # counters never fall
 
         key = production.api("GET", "/agents/roaming/keys")[1]["items"][0]["id"]
         assert production.api("POST", f"/keys/{key}/revoke")[0] == 200
@@ -93,6 +97,19 @@ def test_a_handshake_client_continues_its_session_after_kill_9_of_all_workers(
             start_two(production, int(production.url.rpartition(":")[2]))
             assert [client.call() for _ in range(4)] == [FORECAST] * 4
             check_one_session(production, agent, calls=8)
+
+
+def read_calls(production):
+    """Return the calls that succeeded, and the number of processes, as any process reports them."""
+    status, body = production.get("/metrics")
+    assert status == 200, body
+    samples = {
+        (sample.name, sample.labels.get("outcome")): sample.value
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    }
+    calls = samples.get(("toolcrib_calls_total", "succeeded"), 0)
+    return calls, samples["toolcrib_processes", None]
 
 
 HOLDERS = """

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servers.mcp_json.exporter import ExportRow, export_mcp_json
+from servers.mcp_json.exporter import SHAPES, ExportRow, export_mcp_json
 from servers.mcp_json.parser import parse_mcp_json
 from servers.models import Server
 from servers.registration.drafts import ImportCheck, ServerDraft, make_slug, target_string
@@ -250,11 +250,13 @@ class TestVariables:
         self,
     ):
         draft = parse_one(
-            server(command="x", args=["${env:A}", "${B:-two}", "p/${input:my-id}", "${C}"]),
+            server(
+                command="x", args=["--a=${env:A}", "${B:-two}", "-i", "p/${input:my-id}", "${C}"]
+            ),
             variables={"A": "one", "my-id": "three"},
         )
         # A default is plain text in the file, so it is expanded.
-        assert draft.args == ("${A}", "two", "p/${my_id}", "${C}")
+        assert draft.args == ("--a=${A}", "two", "-i", "p/${my_id}", "${C}")
         assert revealed(draft.variables) == {"A": "one", "my_id": "three"}
         assert draft.missing == ("C",)
         assert not draft.ready
@@ -296,6 +298,13 @@ class TestVariables:
         check = parse(server(url="https://x.example/?a=${A}"), variables={"A": "b\r\nHost: c"})
         assert [problem.code for problem in check.problems] == ["bad_variable"]
 
+    def test_a_path_where_no_variable_may_stand_is_written_out(self):
+        document = server(command="npx", args=["-y", "files@1.0.0", "${workspaceFolder}"])
+        assert parse_one(document).missing == ("workspaceFolder",)
+        draft = parse_one(document, variables={"workspaceFolder": "/home/me/notes"})
+        assert draft.args == ("-y", "files@1.0.0", "/home/me/notes")
+        assert not draft.variables
+
     def test_conflicting_defaults_give_a_warning(self):
         draft = parse_one(server(command="x", args=["${A:-1}", "${A:-2}"]))
         assert draft.args == ("1", "1")
@@ -309,7 +318,6 @@ class TestPlaintextSecrets:
             (["--api-key=s3cret"], ["--api-key=${ONE_API_KEY}"], "s3cret"),
             (["--token", "s3cret"], ["--token", "${ONE_TOKEN}"], "s3cret"),
             (["--dbPassword", "pw"], ["--dbPassword", "${ONE_DBPASSWORD}"], "pw"),
-            (["-e", "API_KEY=s3cret"], ["-e", "API_KEY=${ONE_API_KEY}"], "s3cret"),
             (
                 ["--header", "Authorization: Bearer s3cret"],
                 ["--header", "Authorization: Bearer ${ONE_AUTHORIZATION}"],
@@ -326,7 +334,7 @@ class TestPlaintextSecrets:
                 "s3cret",
             ),
             *[
-                ([f"pre {token}"], ["pre ${ONE_TOKEN}"], token)
+                (["--as", f"pre {token}"], ["--as", "pre ${ONE_TOKEN}"], token)
                 for token in (
                     "ghp_abcdefghijklmnopqrst0123456789",
                     "sk-" + "a1B2" * 6,
@@ -344,6 +352,18 @@ class TestPlaintextSecrets:
         assert draft.secrets_found == 1
         assert any("stored encrypted" in warning for warning in draft.warnings)
         assert secret not in repr(draft)
+
+    def test_a_secret_in_the_environment_of_a_container_is_extracted(self):
+        args = ["run", "-i", "--rm", "-e", "API_KEY=s3cret", "image"]
+        draft = parse_one(server(command="docker", args=args))
+        assert draft.args[4] == "API_KEY=${ONE_API_KEY}"
+        assert revealed(draft.variables) == {"ONE_API_KEY": "s3cret"}
+
+    def test_a_secret_where_no_variable_may_stand_is_rejected_and_not_repeated(self):
+        secret = "ghp_abcdefghijklmnopqrst0123456789"
+        check = parse(server(command="x", args=[f"pre {secret}"]))
+        assert [problem.code for problem in check.problems] == ["bad_argv"]
+        assert secret not in repr(check)
 
     @pytest.mark.parametrize(
         "args",
@@ -530,6 +550,36 @@ class TestExport:
             ("WEB_X_KEY", "WEB_K"),
         ]
 
+    def test_vscode_prompts_for_each_secret(self):
+        rows = [http_row("web", "https://x.example/?k=${K}", "X-Key"), stdio_row("a", ["KEY"])]
+        text = export_mcp_json(rows, "vscode")
+        document = json.loads(text)
+        assert document["servers"]["a"]["env"] == {"KEY": "${input:KEY}"}
+        assert document["servers"]["web"] == {
+            "type": "http",
+            "url": "https://x.example/?k=${input:K}",
+            "headers": {"X-Key": "${input:WEB_X_KEY}"},
+        }
+        assert [item["id"] for item in document["inputs"]] == ["K", "KEY", "WEB_X_KEY"]
+        assert {(item["type"], item["password"]) for item in document["inputs"]} == {
+            ("promptString", True)
+        }
+        assert parse(text).shape == "vscode"
+
+    def test_cursor_reads_variables_from_the_environment(self):
+        rows = [http_row("web", "https://x.example", "X-Key"), stdio_row("a", ["KEY"])]
+        text = export_mcp_json(rows, "cursor")
+        assert json.loads(text)["mcpServers"] == {
+            "a": {
+                "type": "stdio",
+                "command": "srv",
+                "args": [],
+                "env": {"KEY": "${env:KEY}"},
+            },
+            "web": {"url": "https://x.example", "headers": {"X-Key": "${env:WEB_X_KEY}"}},
+        }
+        assert parse(text).shape == "cursor"
+
     def test_colliding_variable_names_are_numbered(self):
         rows = [
             http_row("a", "https://x.example", "B-C"),
@@ -614,11 +664,12 @@ def test_no_secret_is_printed_or_exported(servers):
     assert value not in output
 
 
+@pytest.mark.parametrize("shape", SHAPES)
 @settings(deadline=None)  # a slow machine is not a failure
-@given(valid_servers)
-def test_an_export_parses_back_to_the_same_servers(servers):
+@given(servers=valid_servers)
+def test_an_export_parses_back_to_the_same_servers(shape, servers):
     first = parse({"mcpServers": servers}).drafts
-    second = parse(export_mcp_json([to_export_row(draft) for draft in first]))
+    second = parse(export_mcp_json([to_export_row(draft) for draft in first], shape))
     assert second.problems == ()
     by_slug = {draft.slug: draft for draft in first}
     for draft in second.drafts:

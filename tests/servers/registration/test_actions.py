@@ -5,7 +5,7 @@ import pytest
 from catalog.audit import SYSTEM
 from servers.models import Server
 from servers.registration import actions as server_actions
-from servers.registration import validation
+from servers.registration import confirmation, validation
 from servers.registration.drafts import ServerDraft
 from servers.secret import Secret
 from toolcrib.lib.errors import Invalid
@@ -46,11 +46,11 @@ def test_a_variable_cannot_become_an_option_of_a_confirmed_command(db, name, val
         name="mode",
         slug="mode",
         transport="stdio",
-        command="python3",
-        args=("${MODE}",),
-        variables={"MODE": Secret("script.py")},
+        command="/opt/tool",
+        args=("--mode", "${MODE}"),
+        variables={"MODE": Secret("fast")},
     )
-    digest = validation.argv_digest(draft.argv, draft.cwd)
+    digest = confirmation.draft_program(draft).digest
     server = server_actions.add_server(draft, actor=SYSTEM, confirmed=digest)
 
     with pytest.raises(Invalid) as error:
@@ -58,13 +58,14 @@ def test_a_variable_cannot_become_an_option_of_a_confirmed_command(db, name, val
 
     assert error.value.code == "bad_variable"
     assert [arg.reveal() for arg in server_actions.build_spec(server).argv] == [
-        "python3",
-        "script.py",
+        "/opt/tool",
+        "--mode",
+        "fast",
     ]
 
 
 def test_inline_code_with_a_variable_is_rejected(db):
     argv = ["sh", "-c", "echo ${NAME}"]
     with pytest.raises(Invalid) as error:
-        server_actions.check_program(argv, "", confirmed=validation.argv_digest(argv, ""))
+        server_actions.check_program(argv, "")
     assert error.value.code == "bad_argv"

@@ -8,9 +8,10 @@ from django.utils import timezone
 
 from catalog.approvals.actions import approve
 from catalog.audit import SYSTEM
-from catalog.models import DefinitionChange, Tool
+from catalog.models import Definition, DefinitionChange, Tool
 from servers.models import Server, Trigger
 from servers.sync import runner, scheduling
+from sessions_app.sessions import definition_pruning
 from tests.support.factories import ingest_tools, make_program, make_server, tool_object
 from tests.support.upstreams.running import running_http
 
@@ -130,17 +131,39 @@ def test_malformed_tools_in_a_list_do_not_affect_the_valid_ones(offered):
     assert all(name.isprintable() and text.isprintable() for name, text in rejected(run).items())
 
 
-@pytest.mark.parametrize("depth", [300, 100_000])
-def test_json_nested_too_deeply_fails_the_sync_and_the_old_list_stays(offered, depth):
+@pytest.mark.parametrize("depth", [100, 195, 300, 100_000])
+@pytest.mark.parametrize("large", [False, True])
+def test_a_tool_nested_too_deeply_is_rejected_alone(offered, depth, large):
     """Hostile input 13."""
-    offered(tool_object("old"))
+    siblings = [tool_object(f"tool_{number}", description="x" * 20_000) for number in range(20)]
+    deep = '{"a":[' * (depth // 2) + "]}" * (depth // 2)
+    text = json.dumps([tool_object("first"), *(siblings if large else [])])[:-1]
+
+    run = offered(
+        raw=f'{text}, {{"name": "deep", "inputSchema": {{"type": "object"}}, "x": {deep}}},'
+        f" {json.dumps(tool_object('last'))}]"
+    )
+
+    assert run.outcome == "ok"
+    assert {"first", "last"} <= names()
+    assert len(names()) == (3 if depth == 100 else 2) + (20 if large else 0)
+    if depth > 100:
+        assert rejected(run)["deep"] == "it is nested deeper than 190 levels"
+
+
+@pytest.mark.parametrize("depth", [100, 300, 100_000])
+def test_a_tool_nested_too_deeply_is_rejected_alone_over_http(depth, tmp_path):
     deep = "[" * depth + "]" * depth
+    path = tmp_path / "tools.json"
+    tools = json.dumps([tool_object("first"), tool_object("deep", x="DEEP"), tool_object("last")])
+    path.write_text(tools.replace('"DEEP"', deep))
+    with running_http("raw_http", "--tools-file", str(path)) as url:
+        run = runner.sync_now(
+            make_server(url=url.removesuffix("/mcp") + "/tools").pk, Trigger.MANUAL
+        )
 
-    run = offered(raw=f'[{{"name": "deep", "inputSchema": {{"type": "object"}}, "x": {deep}}}]')
-
-    assert (run.outcome, run.code) == ("failed", "protocol")
-    assert "nested too deeply" in run.error
-    assert names() == {"old"}
+    assert (run.outcome, run.error) == ("ok", "")
+    assert names() == ({"first", "deep", "last"} if depth == 100 else {"first", "last"})
 
 
 def test_malformed_tools_with_the_same_name_do_not_fail_the_sync(offered):
@@ -282,3 +305,45 @@ def test_a_change_after_approval_is_pending_again_and_a_change_back_needs_no_app
     assert Tool.objects.get().state == "waiting"
     offered(version(1))
     assert Tool.objects.get().state == "available"
+
+
+# --- Definitions that change on every sync --------------------------------------------------------
+
+
+def big_tools(version, count=200):
+    return [
+        tool_object(f"tool_{number}", description=f"{version}.{number} " + "x" * 25_000)
+        for number in range(count)
+    ]
+
+
+def test_big_descriptions_that_change_on_every_sync_do_not_fill_the_database(
+    offered, monkeypatch, settings, caplog
+):
+    settings.DEFINITION_BYTES = 12 * 1024 * 1024
+    monkeypatch.setattr(definition_pruning, "KEPT_CHANGES", 1)
+    counts, outcomes = [], []
+    for version in range(6):
+        outcomes.append(offered(*big_tools(version)).code)
+        Definition.objects.update(created_at=timezone.now() - timedelta(hours=2))
+        definition_pruning.prune()
+        definition_pruning.prune()
+        counts.append(Definition.objects.count())
+
+    # Two lists of 5 MB fit into the day's limit: the approved one and the newest.
+    assert outcomes == ["", "", *["definition_budget"] * 4]
+    assert counts == [200, *[400] * 5]
+    assert Tool.objects.filter(latest__body__contains="1.0 x").count() == 1
+    offered.server.refresh_from_db()
+    assert "the limit is 12 MiB. Its previous tools stay" in offered.server.state_reason
+    assert "keeping its previous tools until tomorrow" in caplog.text
+
+
+def test_the_next_day_a_server_may_send_new_definitions(offered, settings):
+    settings.DEFINITION_BYTES = 100_000
+    assert offered(*big_tools(1, count=3)).outcome == "ok"
+    assert offered(*big_tools(2, count=3)).code == "definition_budget"
+    assert offered(*big_tools(1, count=3)).outcome == "ok"  # nothing new
+    Server.objects.update(definition_day=timezone.now().date() - timedelta(days=1))
+
+    assert offered(*big_tools(2, count=3)).outcome == "ok"

@@ -12,7 +12,8 @@ from django.db import connections
 from django.utils import timezone
 
 from catalog.audit import SYSTEM
-from catalog.models import AuditEntry, Revision, Tool
+from catalog.groups import actions as group_actions
+from catalog.models import AuditEntry, Group, Revision, Tool
 from servers.mcp_json import importer
 from servers.models import Server, SyncRun, Trigger
 from servers.registration import actions as server_actions
@@ -20,7 +21,13 @@ from servers.registration import validation
 from servers.registration.drafts import ServerDraft
 from servers.secret import Secret
 from servers.sync import connection_test, runner, scheduling
-from tests.support.factories import ingest_tools, make_program, make_server, tool_object
+from tests.support.factories import (
+    ingest_tools,
+    make_program,
+    make_server,
+    set_confirmed_credentials,
+    tool_object,
+)
 from tests.support.upstreams.answers import LEGACY, MODERN
 from tests.support.upstreams.running import ROOT, received_by, running_http
 from tests.support.waiting import scaled
@@ -162,6 +169,19 @@ def test_a_sync_adds_the_tools_of_a_server_to_the_catalog(transport, era):
     tool = Tool.objects.get(public_name="weather__get_forecast")
     assert tool.approved.annotations["readOnlyHint"] is True
     assert tool in server.group.tools.all()
+
+
+@pytest.mark.parametrize(("trust", "expected"), [("auto", True), ("strict", False)])
+def test_the_first_sync_alone_describes_the_group(trust, expected):
+    server = set_fields(make_program("healthy", slug="weather"), trust=trust)
+    synced(server)
+    group = Group.objects.get(follows=server)
+    assert group.description == ("Ask for forecasts by city." if expected else "")
+    assert group.is_described_by_server is expected
+
+    group_actions.edit(group, description="", actor=SYSTEM)
+    synced(server)
+    assert Group.objects.get(follows=server).description == ""
 
 
 def test_a_second_sync_without_changes_does_not_increment_the_revision(tools_file):
@@ -364,7 +384,7 @@ def test_a_sync_of_a_server_that_was_edited_meanwhile_saves_nothing(gate):
     """R13."""
     ingest_tools(gate.server, tool_object("before"))
     gate.enter()
-    server_actions.set_credentials(gate.server, "env", {"TOKEN": Secret("x")}, actor=SYSTEM)
+    set_confirmed_credentials(gate.server, "env", {"TOKEN": Secret("x")})
 
     run = gate.leave()
 

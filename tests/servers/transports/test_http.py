@@ -3,8 +3,9 @@
 import asyncio
 import datetime
 import ipaddress
+import json
 import socket
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import httpx2
@@ -504,3 +505,53 @@ def test_any_transport_of_the_sdk_can_be_used():
 
     with running_http("healthy") as url:
         assert len(asyncio.run(scenario(url)).tools) == 7
+
+
+# --- Interim responses ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 7, 40])
+def test_endless_interim_responses_end_the_connection(size):
+    """The server sends them in one piece or in many."""
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n" * size
+    sent = []
+
+    async def send_interim(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        with suppress(ConnectionError):
+            while len(sent) < 1_000_000:
+                writer.write(interim)
+                sent.append(size)
+                await writer.drain()
+        writer.close()
+
+    async def scenario():
+        server = await asyncio.start_server(send_interim, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            await list_over(http_spec(f"http://127.0.0.1:{port}/mcp"))
+
+    with pytest.raises(UpstreamError, match="interim responses") as caught:
+        asyncio.run(scenario())
+    assert caught.value.code == "protocol"
+    assert len(sent) < 1_000_000
+
+
+def test_a_few_interim_responses_are_accepted_and_a_body_may_quote_them():
+    quoted = json.dumps({"text": "HTTP/1.1 100 Continue\r\n\r\n" * 50}).encode()
+    final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 20)
+        writer.write(final % (len(quoted), quoted))
+        await writer.drain()
+        writer.close()
+
+    async def scenario():
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        async with server, upstream_http.upstream({}) as upstream:
+            port = server.sockets[0].getsockname()[1]
+            return (await upstream.http.post(f"http://127.0.0.1:{port}/")).content
+
+    assert asyncio.run(scenario()) == quoted

@@ -214,3 +214,18 @@ def test_headers_are_limited_in_size(size):
             asyncio.run(scenario())
     else:
         assert asyncio.run(scenario()) == (200, b"")
+
+
+@pytest.mark.parametrize("count", [upstream_http.MAX_INTERIM, upstream_http.MAX_INTERIM + 1])
+def test_interim_responses_are_limited_in_number(count):
+    interim = b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n"
+    final = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+    async def scenario():
+        return await FakePeer().exchange([*[interim] * count, final], closes=False)
+
+    if count > upstream_http.MAX_INTERIM:
+        with pytest.raises(UpstreamError, match="interim responses"):
+            asyncio.run(scenario())
+    else:
+        assert asyncio.run(scenario()) == (200, b"{}")

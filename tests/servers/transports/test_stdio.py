@@ -21,7 +21,8 @@ from servers.secret import Secret
 from servers.spec import ServerSpec
 from servers.transports import process_supervisor, stdio
 from servers.transports.process_supervisor import COUNT_EVERY, COUNT_EVERY_UNKNOWN
-from servers.transports.stdio import INHERITED, StdioProcess, run_process
+from servers.transports.sandbox import INHERITED
+from servers.transports.stdio import StdioProcess, run_process
 from tests.support.upstreams.running import ROOT, stdio_argv, stdio_spec
 from tests.support.waiting import scaled, wait_for
 
@@ -99,7 +100,8 @@ def test_a_program_inherits_only_allowed_variables_and_gets_its_own(tmp_path, mo
     assert reported["cwd"] == str(ROOT)
 
 
-def test_the_supervisor_adds_nothing_to_the_environment(monkeypatch):
+def test_the_supervisor_adds_nothing_to_the_environment(monkeypatch, settings):
+    settings.STDIO_LANDLOCK = False  # with it, programs have a temporary folder of their own here
     for name in INHERITED:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LANG", "C")  # in which Python sets LC_CTYPE

@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from catalog.models import AuditEntry, Tool
 from servers.models import Credential, Server, SyncRun
+from servers.registration import actions as server_actions
 from servers.registration.credentials import decrypt
 from servers.sync import runner
 from servers.urls import urlpatterns
@@ -144,7 +145,7 @@ def test_actions_reject_get(name, weather, admins_client):
 def test_the_forbidden_page_lists_admins(weather, admin, outsider):
     page = text_of(signed_in(outsider).get("/servers"))
 
-    assert "This requires the role operator." in page
+    assert "This requires the role viewer." in page
     assert admin.username in page
 
 
@@ -161,6 +162,14 @@ def test_operators_see_no_forms_they_cannot_submit(name, weather, operator):
 def test_add_and_export_are_not_slugs(weather, admins_client):
     assert "Paste your mcp.json" in text_of(admins_client.get("/servers/add"))
     assert admins_client.get("/servers/export")["Content-Type"] == "application/json"
+
+
+def test_the_list_offers_an_export_for_each_client(weather, admins_client):
+    page = admins_client.get("/servers").content.decode()
+    for shape, key in (("vscode", "servers"), ("cursor", "mcpServers")):
+        assert f'href="/servers/export?shape={shape}" download' in page
+        assert weather.slug in admins_client.get(f"/servers/export?shape={shape}").json()[key]
+    assert "mcpServers" in admins_client.get("/servers/export?shape=zed").json()
 
 
 def test_an_unknown_server_gives_a_404_page(admins_client):
@@ -190,7 +199,7 @@ def test_the_list_has_a_constant_number_of_queries(path, admins_client):
         ingest_tools(make_server(state="failing"), tool_object(f"more_{number}"))
 
     admins_client.get(path)  # the catalog cache is loaded once per revision
-    assert count_queries(admins_client, path) == few <= 35
+    assert count_queries(admins_client, path) == few <= 38
 
 
 @pytest.mark.parametrize("name", ["server", "server-tools", "server-syncs", "server-settings"])
@@ -207,7 +216,7 @@ def test_a_server_page_has_a_constant_number_of_queries(name, weather, admins_cl
             server=weather, trigger="manual", fence=number, started_at=timezone.now(), outcome="ok"
         )
 
-    assert count_queries(admins_client, url_of(name)) <= few + 1 <= 20
+    assert count_queries(admins_client, url_of(name)) <= few + 1 <= 22
 
 
 def test_the_list_shows_status_tools_and_cost(weather, admins_client):
@@ -460,7 +469,7 @@ def test_url_and_command_sources_lead_to_the_same_check(admins_client):
     command = {"source": "command", "command": "npx -y some-server", "args": "", "cwd": ""}
     page = text_of(admins_client.post("/servers/add/check", command, follow=True))
     assert "npx -y some-server" in page
-    assert picks(page) == ["npx"]
+    assert 'Allow this command and connect<span class="sr-only"> npx</span>' in page
 
 
 def test_each_outcome_is_announced_once(admins_client):
@@ -507,8 +516,10 @@ def test_a_failing_server_shows_its_reason_and_output(admins_client):
 
     assert "Failing for 5 min, 2 retries" in page
     assert "The program exited with code 1." in page
-    assert "<summary>Details</summary>" in page
+    assert "<summary>Log</summary>" in page
     assert "no licence found" in page
+    assert "Reconnect" in page
+    assert "Test connection" not in page  # one action
 
 
 def test_the_history_shows_changes_and_rejection_reasons(weather, admins_client):
@@ -624,6 +635,52 @@ def test_a_changed_command_must_be_confirmed_before_it_runs(admins_client):
     assert server.args[-1] == "--legacy"
     assert server.confirmed_argv == digest
     assert "runs a new command" not in text_of(admins_client.get("/servers/local/settings"))
+
+
+def test_a_changed_value_of_a_program_must_be_confirmed_before_it_is_used(admins_client):
+    server = make_program("healthy", slug="local")
+    body = {"kind": "env", "name": "API_KEY", "value": CANARY}
+
+    page = text_of(admins_client.post("/servers/local/credentials", body, follow=True))
+    assert not Credential.objects.exists()
+    assert "Nothing has changed yet." in page
+    assert CANARY not in page
+    (digest,) = confirmations(page)
+
+    admins_client.post("/servers/local/credentials", {"confirm": "0" * 64})
+    assert not Credential.objects.exists()
+    other = body | {"name": "OTHER"}
+    admins_client.post("/servers/local/credentials", other)  # replaces the pending change
+    admins_client.post("/servers/local/credentials", {"confirm": digest})
+    assert not Credential.objects.exists()
+    admins_client.post("/servers/local/credentials", {"cancel": "1"})
+    assert "Nothing has changed yet." not in text_of(admins_client.get("/servers/local/settings"))
+
+    admins_client.post("/servers/local/credentials", body)
+    page = text_of(
+        admins_client.post("/servers/local/credentials", {"confirm": digest}, follow=True)
+    )
+    assert "Saved credential API_KEY." in page
+    assert "Nothing has changed yet." not in page
+    server.refresh_from_db()
+    assert server_actions.build_spec(server).env["API_KEY"].reveal() == CANARY
+
+    removal = {"kind": "env", "name": "API_KEY", "remove_credential": "1"}
+    page = text_of(admins_client.post("/servers/local/credentials", removal, follow=True))
+    assert "Without the environment variable" in page
+    assert Credential.objects.exists()
+    admins_client.post("/servers/local/credentials", {"confirm": confirmations(page)[0]})
+    assert not Credential.objects.exists()
+
+
+def test_the_check_marks_variables_of_a_command(admins_client):
+    entry = {"command": "x", "args": ["--api-key", CANARY]}
+    text = json.dumps({"mcpServers": {"one": entry}})
+    body = {"source": "paste", "text": text}
+    page = text_of(admins_client.post("/servers/add/check", body, follow=True))
+    assert '<mark class="variable">${ONE_API_KEY}</mark>' in page
+    assert "never shown" in page
+    assert CANARY not in page
 
 
 def test_deleting_a_server_requires_its_name(weather, admins_client):

@@ -1,15 +1,19 @@
 """Agent writes: atomic, audited, and rejected with a readable error."""
 
+import json
+
 import pytest
 from django.db import transaction
+from django.utils import timezone
 
 from catalog.audit import SYSTEM, Actor, sentence
 from catalog.models import AuditEntry, Group, Revision
 from sessions_app.agents import actions as agent_actions
 from sessions_app.agents import api_keys
 from sessions_app.agents.queries import find_agent
-from sessions_app.models import Agent, ApiKey
-from tests.support.factories import make_server
+from sessions_app.ledger import calls as call_ledger
+from sessions_app.models import Agent, AgentSession, ApiKey, Call, CallAnswer, Event
+from tests.support.factories import make_call, make_event, make_server, make_session
 from toolcrib.lib.errors import Conflict, Invalid, NotFound
 
 ADA = Actor("user", "ada@example.org", 1)
@@ -336,15 +340,60 @@ def test_disabling_and_enabling_is_recorded_once_each(scout):
     assert list(verbs)[-2:] == ["agent.disable", "agent.enable"]
 
 
-def test_deleting_an_agent_deletes_its_keys_and_keeps_its_audit_entries(scout):
+def test_deleting_an_agent_revokes_its_keys_and_keeps_a_record_of_it(scout):
     _, text = api_keys.create_key("laptop", "agent", agent=scout, actor=SYSTEM)
 
     agent_actions.delete(scout, actor=ADA)
 
     assert not Agent.objects.exists()
     assert api_keys.find_key(text) is None
+    kept = Agent.with_deleted.get()
+    assert (kept.name, kept.enabled, kept.group_links.count()) == ("scout", False, 0)
+    assert kept.created_at < kept.deleted_at
+    assert kept.keys.get().revoked_at is not None
     assert sentence(newest_entry()) == "ada@example.org deleted agent scout"
     assert newest_entry().before["keys"] == 1
+    assert agent_actions.create("scout", actor=ADA).pk != kept.pk
+
+
+def test_deleting_an_agent_erases_content_and_keeps_evidence_of_its_calls(scout):
+    session = make_session(scout, metadata='{"secret": "m"}')
+    fields = {"arguments": {"a": "secret"}, "result_copy": {"b": "secret"}}
+    call = make_call(session, **fields, error_message="secret", result_sha256="d" * 64)
+    CallAnswer.objects.create(call=call, body="secret")
+    make_event(session, "searched", query="secret words", total=3, hits=["x"])
+
+    agent_actions.delete(scout, actor=ADA)
+
+    for model in (AgentSession, Call, CallAnswer, Event):
+        assert "secret" not in str(list(model.objects.values()))
+    call.refresh_from_db()
+    session.refresh_from_db()
+    assert (call.state, call.result_sha256, call.agent.name) == ("succeeded", "d" * 64, "scout")
+    assert call.duration_ms == 420
+    assert session.state == "closed"
+    assert json.loads(Event.objects.get(kind="searched").details)["total"] == 3
+    assert newest_entry().before["calls"] == 1
+
+
+def test_what_a_call_brings_after_its_agent_was_deleted_is_erased_by_the_next_tidying(scout):
+    session = make_session(scout)
+    agent_actions.delete(scout, actor=ADA)
+    call = make_call(session, at=timezone.now(), arguments={"a": "secret"})
+
+    call_ledger.prune()
+
+    call.refresh_from_db()
+    assert (call.arguments, call.state) == ("", "succeeded")
+
+
+def test_a_deleted_agent_counts_nowhere(scout, page_of, admin):
+    agent_actions.delete(scout, actor=ADA)
+
+    assert Group.objects.filter(agents__name="scout").count() == 0
+    page = page_of(admin, "/agents").content.decode()
+    assert "Deleted agents (1)" in page
+    assert page_of(admin, "/agents/scout").status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -357,7 +406,7 @@ def test_deleting_an_agent_deletes_its_keys_and_keeps_its_audit_entries(scout):
     ],
 )
 def test_writes_to_a_deleted_agent_raise_not_found(write, scout):
-    Agent.objects.get().delete()
+    agent_actions.delete(Agent.objects.get(), actor=ADA)
 
     with pytest.raises(NotFound) as error:
         write(scout)

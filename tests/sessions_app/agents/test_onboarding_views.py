@@ -76,7 +76,7 @@ def test_no_next_step_is_shown_if_an_agent_exists(as_admin, scout):
 
 def test_the_first_agent_is_created_once_and_its_key_is_only_in_that_response(as_admin, github):
     before = text_of(as_admin.get("/welcome/agent"))
-    assert "Creates the agent scout" in before
+    assert "The agent gets all groups, with tools on demand." in before
     assert not Agent.objects.exists()
 
     made = as_admin.post("/welcome/agent")
@@ -128,3 +128,13 @@ def test_after_a_rename_the_first_agent_can_be_created_again(as_admin, github, a
     agent_actions.change(Agent.objects.get(), name="ranger", actor=Actor.user(admin))
     assert as_admin.post("/welcome/agent").status_code == 201
     assert set(Agent.objects.values_list("name", flat=True)) == {"ranger", "scout"}
+
+
+def test_the_first_agent_has_the_name_that_was_entered(as_admin, github):
+    assert as_admin.post("/welcome/agent", {"name": "a b\0"}).status_code == 422
+    assert as_admin.post("/welcome/agent", {"name": "ranger"}).status_code == 201
+    assert "ranger exists" in text_of(as_admin.get("/welcome/agent"))
+
+
+def test_the_groups_of_several_servers_are_listed(as_admin, github):
+    assert as_admin.post("/welcome/start").headers["Location"] == "/groups"

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from sessions_app.agents import rate_limits
 from sessions_app.agents.rate_limits import BYTES_PER_COST, Charge, LocalWindow
 from sessions_app.models import Agent
 from tests.support.agent_client import add_tools, make_agent_client
+from toolcrib.api import api
 from toolcrib.lib.errors import ToolcribError
 
 MINUTE = 29_000_000 * 60.0
@@ -274,3 +276,50 @@ def test_rejections_beyond_twenty_in_a_second_are_delayed(monkeypatch):
     now += 1.0
     asyncio.run(reject(1))
     assert len(delays) == 3
+
+
+def test_sums_that_no_longer_count_are_removed(monkeypatch):
+    monkeypatch.setattr(rate_limits, "MAX_LOCAL_SUMS", 20)
+    window = LocalWindow()
+    for number in range(100):
+        window.hit([Charge("sign-in", f"name-{number}", 5, period=10)], MINUTE + number)
+    assert len(window._sums) <= 21
+    assert window.hit([Charge("sign-in", "name-99", 1, period=10)], MINUTE + 99) != [0.0]
+
+
+BODIES = {
+    "call": {"tool_name": "github__create_issue", "arguments": {}},
+    "search": {"query": "issue"},
+    "load": {"group_id": "mcp:github"},
+    "preload": {"tool_names": ["create_issue"]},
+    "scripts": {"code": "1"},
+    "result": {"content": []},
+}
+PARAMETERS = {"session_id": "SESSION", "name": "github__create_issue"}
+OF_ADMINS = {  # on routes of agents, with an admin's key
+    operation["operationId"]
+    for path, operations in api.get_openapi_schema()["paths"].items()
+    for method, operation in operations.items()
+    if method == "delete" and path == "/api/v1/sessions/{session_id}"
+}
+AGENT_OPERATIONS = [
+    (method.upper(), path.removeprefix("/api/v1"))
+    for path, operations in api.get_openapi_schema()["paths"].items()
+    for method, operation in operations.items()
+    if {"AgentAuth": []} in operation["security"] and operation["operationId"] not in OF_ADMINS
+]
+
+
+@pytest.mark.parametrize(("method", "path"), AGENT_OPERATIONS)
+def test_every_operation_of_agents_is_charged(method, path, scout):
+    """Generated from the OpenAPI schema, so that a new operation has to be charged as well."""
+    address = re.sub(r"\{(\w+)\}", lambda match: PARAMETERS.get(match[1], "none"), path)
+    session = scout.open().id
+    address = address.replace("SESSION", session)
+    if path.endswith("/stream"):  # of an open session it has no end
+        scout.send("POST", f"/sessions/{session}/close", {})
+    body = BODIES.get(path.rsplit("/", 1)[-1], {}) if method != "GET" else None
+    cost, response = cost_of(scout, lambda: scout.send(method, address, body))
+    is_forbidden = response.status == 403 and path.endswith("/scripts")  # off by default
+    assert response.status in (200, 201, 204, 404) or is_forbidden, response
+    assert cost >= 1

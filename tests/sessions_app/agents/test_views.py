@@ -5,7 +5,8 @@ import html
 import json
 import re
 import shlex
-from datetime import timedelta
+import tomllib
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.contrib.sessions.models import Session
@@ -23,7 +24,7 @@ from sessions_app.agents.forms import SettingsForm
 from sessions_app.agents.queries import find_agent
 from sessions_app.models import Agent, AgentSession, ApiKey
 from sessions_app.urls import agent_pages
-from tests.support.factories import make_server, make_tool
+from tests.support.factories import make_server, make_session, make_tool
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 # route: (method, status for operators, status for admins). Outsiders always get 403, anonymous
@@ -36,6 +37,7 @@ ROUTES = {
     "agent-keys": ("get", 200, 200),
     "key-rotate": ("post", 403, 201),
     "key-revoke": ("post", 403, 302),
+    "agent-activity": ("get", 200, 200),
     "agent-connect": ("get", 200, 200),
     "agent-settings": ("get", 200, 200),
     "agent-enable": ("post", 403, 302),
@@ -474,8 +476,10 @@ def test_every_client_can_be_selected_and_the_first_one_is(scout, ada):
     assert options == [
         ("claude-code", " checked"),
         *((slug, "") for slug in (
-            "claude-desktop", "vs-code", "cursor", "mcp-inspector", "anthropic-sdk", "openai-sdk",
-            "langchain", "python", "plain-python", "curl",
+            "claude-desktop", "codex-cli", "gemini-cli", "copilot-cli", "opencode", "vs-code",
+            "cursor", "mcp-inspector", "openai-agents-sdk", "anthropic-sdk", "openai-sdk", "ai-sdk",
+            "pydantic-ai", "langchain", "llamaindex", "google-adk", "semantic-kernel",
+            "microsoft-agent-framework", "crewai", "python", "plain-python", "curl",
         )),
     ]  # fmt: skip
 
@@ -504,6 +508,10 @@ def test_snippets_quote_special_characters():
             ast.parse(snippet.text)
         elif snippet.language == "json":
             json.loads(snippet.text)
+        elif snippet.language == "js":
+            assert 'process.env.TOOLCRIB_KEY ?? "t\'k"' in snippet.text
+        elif snippet.language == "toml":
+            assert "t'k" in str(tomllib.loads(snippet.text))
         else:
             assert "t'k" in " ".join(shlex.split(snippet.text, comments=True))
     nodes = [node for node in ast.walk(ast.parse(python.text)) if isinstance(node, ast.Dict)]
@@ -588,7 +596,7 @@ def test_an_agent_is_disabled_and_enabled_with_a_message(scout, ada):
 def test_deleting_requires_the_name_and_lists_what_is_deleted(scout, ada):
     open_session(scout)
     page = text_of(ada.get("/agents/scout/settings"))
-    assert "Deletes scout, its keys, and its 1 session with all calls." in page
+    assert "Revokes the keys of scout and ends its 1 session." in page
 
     rejected = ada.post("/agents/scout/delete", {"typed_name": "scuot"})
     assert rejected.status_code == 422
@@ -597,7 +605,7 @@ def test_deleting_requires_the_name_and_lists_what_is_deleted(scout, ada):
 
     assert ada.post("/agents/scout/delete", {"typed_name": "scout"})["Location"] == "/agents"
     assert not Agent.objects.exists()
-    assert not AgentSession.objects.exists()
+    assert AgentSession.objects.get().state == "closed"
 
 
 def test_names_and_texts_are_escaped_on_every_page(ada):
@@ -616,6 +624,21 @@ def test_names_and_texts_are_escaped_on_every_page(ada):
 def test_every_field_of_the_settings_form_is_on_the_page():
     """A field outside the sections would not be rendered, and saving would erase its value."""
     sections = SettingsForm().sections
-    assert [title for title, _ in sections] == ["Identity", "Context", "Limits"]
+    assert [title for title, _ in sections] == [
+        "Identity",
+        "Context",
+        "Limits",
+        "Storage",
+        "Scripts and custom tools",
+    ]
     shown = [bound.name for _, fields in sections for bound in fields]
     assert shown == list(SettingsForm.base_fields)
+
+
+def test_the_catalog_that_an_agent_saw_on_a_date_is_found(scout, ada):
+    for day, text in ((1, "An old catalog."), (3, "A new catalog.")):
+        make_session(scout, started=datetime(2026, 3, day, tzinfo=UTC), catalog=text)
+    page = text_of(ada.get("/agents/scout?on=2026-03-02T10:00"))
+    assert "An old catalog." in page
+    assert "A new catalog." not in page
+    assert "No stored session of scout" in text_of(ada.get("/agents/scout?on=2026-02-01T10:00"))

@@ -26,7 +26,8 @@ from sessions_app.ledger import writer as ledger_writer
 from sessions_app.models import AgentSession, Call, CallAnswer, Event
 from tests.support.agent_client import Session, make_agent_client, make_group
 from tests.support.factories import ingest_tools, tool_object
-from toolcrib.lib.payloads import redact, stored_copy
+from toolcrib.lib.payloads import stored_copy
+from toolcrib.lib.redaction.redactor import redact
 from toolcrib.lib.token_counter import count
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

@@ -65,10 +65,15 @@ def preload(name):
     group_actions.set_preload(membership.group, [tool], True, actor=SYSTEM)
 
 
+@pytest.fixture(autouse=True)
+def _public_address(settings):
+    settings.PUBLIC_URL = "https://toolcrib.example.org"
+
+
 @pytest.fixture
 def zoo(db):
     """Tools with unusual schemas and 590 more, one of them preloaded, and a second group."""
-    ingest_tools(make_server(slug="zoo"), *tool_definitions(590))
+    ingest_tools(make_server(slug="zoo", trust="auto"), *tool_definitions(590))
     add_tools("github", "create_issue", create_issue="Create an issue.")
     preload("zoo__mixed")
     return make_agent_client("scout")
@@ -77,7 +82,7 @@ def zoo(db):
 @pytest.fixture
 def few(db):
     """Two groups (unusual and plain schemas), one preloaded tool in each, and a custom tool."""
-    ingest_tools(make_server(slug="zoo", name="The zoo"), *tool_definitions(0))
+    ingest_tools(make_server(slug="zoo", name="The zoo", trust="auto"), *tool_definitions(0))
     add_tools("github", "create_issue", "list_issues", create_issue="Create an issue.")
     preload("zoo__mixed")
     preload("github__create_issue")
@@ -248,6 +253,12 @@ def test_a_toolset_of_a_full_session_defers_tools(zoo):
     assert "`mcp:zoo`" in body["system"]
 
 
+def test_a_toolset_needs_an_address_that_the_provider_can_reach(zoo, settings):
+    settings.PUBLIC_URL = "http://localhost:8000"
+    answer = zoo.open().get("/catalog?format=anthropic&native=true&toolset=true")
+    assert (answer.status, answer["error"]["code"]) == (422, "toolset_needs_https")
+
+
 def test_a_toolset_of_a_deferred_session_defers_nothing(zoo):
     """Its endpoint lists only the meta-tools and the preloaded tools."""
     body = fetch(zoo.open(), "format=anthropic&native=true&toolset=true").json
@@ -343,6 +354,13 @@ def test_each_group_is_a_namespace_with_deferred_members(zoo):
     for space in spaces:
         assert NamespaceTool.model_validate(space).to_dict() == space
     assert {space["name"] for space in spaces} == {"mcp_github", "mcp_zoo"}
+    github, many = sorted(spaces, key=lambda space: space["name"])
+    assert github["description"] == "Github. Tools: github__create_issue."
+    assert len(many["description"]) <= 500
+    assert re.search(r"zoo__\w+, … \d+ more\.$", many["description"])
+    system = fetch(zoo.open(), "format=openai-responses&native=true").json["system"]
+    assert "`mcp:github`" in system
+    assert "`mcp:zoo`" in system
     members = [member for space in spaces for member in space["tools"]]
     assert len(members) == 603
     preloaded = [member["name"] for member in members if not member.get("defer_loading")]
@@ -372,7 +390,7 @@ def test_gemini_and_mcp_accept_unusual_schemas(zoo):
     session = zoo.open(mode="full")
     (tool,) = native(session, "format=gemini")
     typed = gemini.Tool.model_validate(tool)
-    assert typed.model_dump(exclude_none=True) == tool
+    assert typed.model_dump(exclude_none=True, by_alias=True) == tool
     assert len(typed.function_declarations) == 603
     tools = [McpTool.model_validate(body) for body in native(session, "format=mcp")]
     assert len(tools) == 603
@@ -383,7 +401,7 @@ def test_gemini_and_mcp_accept_unusual_schemas(zoo):
 def test_gemini_names_start_with_a_letter_or_an_underscore(db):
     add_tools("7zip", "pack")
     tools = native(make_agent_client("scout").open(mode="full"), "format=gemini")
-    assert [tool["name"] for tool in tools[0]["function_declarations"]] == ["_7zip__pack"]
+    assert [tool["name"] for tool in tools[0]["functionDeclarations"]] == ["_7zip__pack"]
 
 
 def test_each_sdk_sends_the_tools_unchanged(zoo):
@@ -415,4 +433,4 @@ def test_each_sdk_sends_the_tools_unchanged(zoo):
     assert sent[2]["tools"] == spaces["tools"]
     assert sent[3]["tools"] == chat["tools"]
     names = [tool["name"] for tool in sent[4]["tools"][0]["functionDeclarations"]]
-    assert names == [tool["name"] for tool in declared["tools"][0]["function_declarations"]]
+    assert names == [tool["name"] for tool in declared["tools"][0]["functionDeclarations"]]

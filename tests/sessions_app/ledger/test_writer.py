@@ -157,7 +157,7 @@ def writing_thread(cursor: Any) -> tuple[str, int]:
     return threading.current_thread().name, rows
 
 
-def test_jobs_of_one_turn_are_committed_together_on_the_event_loop():
+def test_a_lone_job_is_committed_at_once_and_jobs_of_busy_turns_together():
     transactions = []
 
     def work(cursor: Any) -> str:
@@ -165,7 +165,11 @@ def test_jobs_of_one_turn_are_committed_together_on_the_event_loop():
         return threading.current_thread().name
 
     async def scenario():
-        return await asyncio.gather(*(commit(WriteJob(work)) for _ in range(5)))
+        names = []
+        for jobs in (1, 5, 5, 1, 1):
+            names += await asyncio.gather(*(commit(WriteJob(work)) for _ in range(jobs)))
+            await asyncio.sleep(0)  # the next jobs come in another turn
+        return names
 
     with pytest.MonkeyPatch.context() as patched:
         batches = []
@@ -177,7 +181,8 @@ def test_jobs_of_one_turn_are_committed_together_on_the_event_loop():
         )
         names = run_on_loop(scenario)
     assert set(names) == {"MainThread"}
-    assert batches == [5]
+    # The first of a turn is written at once if the turn before had no other.
+    assert batches == [1, 1, 4, 5, 1, 1]
 
 
 def test_the_thread_writes_while_another_thread_of_this_process_writes():
@@ -261,3 +266,54 @@ def test_a_job_that_fails_on_the_event_loop_is_rolled_back_and_tried_by_the_thre
     NUMBER = "SELECT COALESCE(SUM(number), 0) FROM catalog_revision"
     Revision.bump()
     assert run_on_loop(scenario) == ("written", 1)
+
+
+def test_a_result_is_written_also_after_its_caller_was_told_that_it_was_not(monkeypatch):
+    monkeypatch.setattr(ledger_writer, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(ledger_writer, "RETRY_INTERVAL", 0.01)
+    away, written = threading.Event(), threading.Event()
+    away.set()
+
+    def write(cursor: Any) -> None:
+        if away.is_set():
+            raise OperationalError("the database is away")
+        written.set()
+
+    async def scenario():
+        with pytest.raises(OperationalError):
+            await commit(WriteJob(write, must_commit=True))
+        other = asyncio.create_task(commit(WriteJob(Locked(10**6))))
+        with pytest.raises(OperationalError):  # others fail at once meanwhile
+            await other
+        assert not written.is_set()
+        away.clear()
+        assert await asyncio.to_thread(written.wait, scaled(20))
+        return await commit(WriteJob(lambda cursor: "fine"))
+
+    assert run(scenario) == "fine"
+
+
+def test_a_result_that_can_never_be_written_does_not_hold_up_the_others(monkeypatch):
+    monkeypatch.setattr(ledger_writer, "RETRY_INTERVAL", 0)
+
+    async def scenario():
+        hopeless = asyncio.create_task(commit(WriteJob(Locked(10**6), must_commit=True)))
+        later = [commit(WriteJob(Locked(40), must_commit=True)) for _ in range(3)]
+        results = await asyncio.gather(*later)
+        hopeless.cancel()
+        return results, await commit(WriteJob(lambda cursor: "fine"))
+
+    assert run(scenario) == (["written"] * 3, "fine")
+
+
+def test_a_result_is_dropped_in_the_end(monkeypatch, caplog):
+    monkeypatch.setattr(ledger_writer, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(ledger_writer, "KEEP_SECONDS", 0.0)
+
+    async def scenario():
+        with pytest.raises(OperationalError):
+            await commit(WriteJob(Locked(10**6), must_commit=True))
+        assert not ledger_writer._writer._unwritten
+
+    run(scenario)
+    assert "Dropped the result of a call" in caplog.text

@@ -9,16 +9,21 @@ from django.db import connection
 from django.utils import timezone
 
 from catalog.audit import SYSTEM
+from catalog.models import Tool
+from catalog.tools.actions import save_custom_tool, set_read_only
+from servers.models import Server
 from sessions_app.agents import api_keys
 from sessions_app.mcp import sessions as mcp_sessions
 from sessions_app.mcp import tool_list
 from sessions_app.mcp.sessions import Client, ConnectionCaller, RollingCaller, UrlCaller
+from sessions_app.mcp.streams import NotificationStream, Streams
 from sessions_app.models import AgentSession, ApiKey, McpConnection
 from sessions_app.sessions import lifecycle
 from sessions_app.tasks import tidy
-from tests.support.agent_client import make_agent_client
+from tests.support.agent_client import make_agent_client, make_group
 from tests.support.factories import ingest_tools, make_server, tool_object
 from tests.support.waiting import scaled
+from toolcrib.lib.errors import Invalid
 
 INSPECTOR = Client({"name": "inspector", "version": "2.12"}, "2026-07-28")
 
@@ -236,13 +241,134 @@ def test_icons_and_meta_of_a_definition_are_listed(db):
     assert {name: tool[name] for name in extras} == extras
 
 
-def test_the_group_list_of_the_search_is_truncated_to_what_clients_show(db):
-    for number in range(40):
-        server = make_server(slug=f"server-{number:02}", name="Ünïcode " * 9)
+def make_many_groups():
+    for number in range(200):
+        server = make_server(slug=f"server-{number:03}", name="Ünïcode " * 9)
         ingest_tools(server, tool_object("tool"))
-    session = AgentSession.objects.get(session_id=make_agent_client(mode="deferred").open().id)
-    search = tool_list.list_tools(session, fixed=True, fits=bool)[0]
-    description = search["description"]
-    assert 1800 < len(description.encode()) <= tool_list.MAX_DESCRIPTION_BYTES
-    groups = description.count("- `mcp:server-")
-    assert description.endswith(f"- … {40 - groups} more groups\n")
+    client = make_agent_client(mode="deferred")
+    return client, AgentSession.objects.get(session_id=client.open().id)
+
+
+def test_group_lines_and_group_names_are_truncated_to_what_clients_show(db):
+    client, session = make_many_groups()
+    description = tool_list.list_tools(session, fixed=True, fits=bool)[0]["description"]
+    instructions = tool_list.session_instructions(session)
+    assert instructions == tool_list.agent_instructions(client.agent, "dispatch", "")
+    for text in (description, instructions):
+        assert 1800 < len(text.encode()) <= tool_list.MAX_DESCRIPTION_BYTES
+    lines = instructions.count("- `mcp:server-")
+    assert lines
+    assert instructions.endswith(f"- … {200 - lines} more groups\n")
+    names = description.count("mcp:server-")
+    assert names > lines
+    assert description.endswith(f", … {200 - names} more")
+    assert "Ünïcode" not in description
+
+
+def test_the_url_chooses_the_mode_within_the_agents_setting(github):
+    free, bound = make_agent_client("free"), make_agent_client("bound", mode="deferred")
+    for mode in ("full", "deferred"):
+        caller = RollingCaller(digest_of(free), mode=mode)
+        session = AgentSession.objects.get(session_id=mcp_sessions._rolling_session(caller)[0])
+        assert (session.mode, session.decided_by) == (mode, "forced")
+    with pytest.raises(Invalid, match="cannot choose full"):
+        mcp_sessions._rolling_session(RollingCaller(digest_of(bound), mode="full"))
+    with pytest.raises(Invalid, match="mode must be one of"):
+        mcp_sessions._rolling_session(RollingCaller(digest_of(free), mode="some"))
+
+
+def test_clients_and_named_conversations_have_their_own_rolling_sessions(scout):
+    def session_for(client, name=""):
+        caller = RollingCaller(
+            digest_of(scout), client=Client({"name": client}, "2026-07-28"), name=name
+        )
+        return mcp_sessions._rolling_session(caller)[0]
+
+    first = session_for("claude-code")
+    found = {first, session_for("copilot"), session_for("claude-code", "review")}
+    assert len(found) == 3
+    assert session_for("claude-code") == first
+
+
+def test_an_admins_word_replaces_the_claim_in_the_list(db):
+    server = make_server()
+    ingest_tools(server, tool_object("look", annotations={"readOnlyHint": True, "title": "Look"}))
+    set_read_only(Tool.objects.get(), "no", actor=SYSTEM)
+    session = AgentSession.objects.get(session_id=make_agent_client(mode="full").open().id)
+    (tool,) = tool_list.list_tools(session, fixed=True, fits=bool)
+    assert tool["annotations"] == {"readOnlyHint": False, "title": "Look"}
+
+
+def test_a_session_expires_after_half_an_hour_and_its_client_goes_on_in_a_new_one(scout):
+    caller, injecting = make_connection(scout), make_connection(scout, "inject")
+    first, other = session_of(caller), session_of(injecting)
+    for session in (first, other):
+        make_idle(session, 31)
+    tidy()
+    assert AgentSession.objects.get(pk=first.pk).state == "expired"
+    assert AgentSession.objects.get(pk=other.pk).state == "open"  # it would lose its tools
+    second = session_of(caller)
+    assert (second.state, second != first) == ("open", True)
+    assert session_of(caller) == second
+    McpConnection.objects.filter(session=second).update(session=first)
+    make_idle(first, 60 * 25)
+    tidy()
+    assert [row.session for row in McpConnection.objects.all()] == [other]
+
+
+def listed(session, *, fixed):
+    tools = tool_list.list_tools(session, fixed=fixed, fits=lambda _: True)
+    return [tool["name"] for tool in tools]
+
+
+def test_the_list_of_an_older_client_in_full_mode_grows(github):
+    agent = make_agent_client("all", mode="full", budget=1)
+    caller = make_connection(agent)
+    session = session_of(caller)
+    before = listed(session, fixed=False)
+    stream = NotificationStream(caller.connection_id, "", caller)
+    streams = Streams()
+    streams.notifications[caller.connection_id] = stream
+    async_to_sync(streams.compare_lists)()
+    assert not stream.changed.is_set()
+
+    server = Server.objects.get(slug="github")
+    names = [name.removeprefix("github__") for name in before]
+    ingest_tools(server, *(tool_object(name) for name in (*names, "a_new_tool")))
+    async_to_sync(streams.compare_lists)()
+
+    assert stream.changed.is_set()
+    session = session_of(caller)
+    assert listed(session, fixed=False) == [*before, "github__a_new_tool"]
+    assert listed(session, fixed=True) == before  # versions from 2026 on forbid changes
+    stream.changed.clear()
+    async_to_sync(streams.compare_lists)()
+    assert not stream.changed.is_set()
+    assert session.tokens_loaded == 0  # full mode has no budget
+
+
+@pytest.mark.parametrize("era", ["rolling", "handshake"])
+@pytest.mark.parametrize("runs_custom_tools", [False, True])
+def test_custom_tools_are_listed_and_found_for_agents_that_run_them(github, era, runs_custom_tools):
+    make_group("own", save_custom_tool(tool_object("shout"), actor=SYSTEM))
+    make_group("empty")
+    agent = make_agent_client("caller", mode="deferred", runs_custom_tools=runs_custom_tools)
+    session = rolling(agent)[0] if era == "rolling" else session_of(make_connection(agent))
+
+    def send(method, path, body=None):
+        return agent.send(method, f"/sessions/{session.session_id}{path}", body)
+
+    assert ("shout" in listed(session, fixed=True)) is runs_custom_tools
+    for text in (
+        tool_list.session_instructions(session),
+        tool_list.agent_instructions(agent.agent, "dispatch", ""),
+    ):
+        assert ("`own`" in text) is runs_custom_tools
+        assert "mcp:github" in text
+    assert send("POST", "/search", {"pattern": "shout"})["total_matches"] == runs_custom_tools
+    called = send("POST", "/call", {"tool_name": "shout", "arguments": {}})
+    assert called["state"] == ("client" if runs_custom_tools else "refused")
+    assert send("POST", "/load", {"group_id": "own"})["expanded"] is runs_custom_tools
+    assert send("POST", "/load", {"group_id": "empty"})["error"] is None
+    # Over REST the agent's own program asks, which can run them.
+    assert agent.open().call("shout")["state"] == "client"

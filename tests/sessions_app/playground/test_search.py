@@ -8,10 +8,10 @@ import pytest
 
 from catalog.audit import SYSTEM
 from catalog.groups import actions as group_writes
-from catalog.models import AuditEntry, Revision, Tool
+from catalog.hints import actions as hints
+from catalog.models import AuditEntry, GoldenQuery, HintSource, Revision, Tool
 from catalog.search.embeddings import store as vector_store
 from catalog.tools import actions as tool_writes
-from catalog.tools import hints
 from sessions_app.models import AgentSession, Event
 from sessions_app.playground import search as playground_search
 from sessions_app.playground.search import PlaygroundQuery
@@ -368,3 +368,41 @@ def test_a_search_alias_finds_a_tool_that_its_description_does_not(github):
 
     result = playground_search.run_query(PlaygroundQuery(query="wombat", strategy="bm25"))
     assert result.hits[0]["name"] == "github__get_file"
+
+
+@pytest.mark.parametrize("source", ["model", "bundled"])
+def test_the_source_of_the_hint_that_brought_a_hit_is_shown(github, admin, page_of, source):
+    file = tool("github__get_file")
+    hints.replace({file.pk: ["where is the wombat picture"]}, HintSource(source))
+
+    result = playground_search.run_query(PlaygroundQuery(query="wombat", strategy="bm25"))
+
+    [hit] = result.hits
+    assert hit["hint"] == {"text": "where is the wombat picture", "source": source}
+    page = text_of(page_of(admin, "/search?q=wombat"))
+    assert f"hint ({source}): “where is the wombat picture”" in page
+    assert "hint" not in json.dumps(result.answer)
+
+
+def test_a_hit_by_its_own_words_names_no_hint(github):
+    file = tool("github__get_file")
+    hints.replace({file.pk: ["get me the file"]}, HintSource.MODEL)
+
+    [hit, *_] = playground_search.run_query(PlaygroundQuery(query="get_file")).hits
+
+    assert (hit["name"], hit["hint"]) == ("github__get_file", None)
+
+
+def test_a_hint_becomes_a_golden_query_with_one_click(github, admin, page_of, client):
+    file = tool("github__get_file")
+    hints.replace({file.pk: ["where is the wombat picture"]}, HintSource.MODEL)
+    page = page_of(admin, "/tools/github__get_file").content.decode()
+    [form] = re.findall(r'action="/search/mark".*?</form>', page, re.DOTALL)
+    fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', form))
+
+    response = client.post("/search/mark", fields, follow=True)
+
+    assert response.redirect_chain[0][0].startswith("/search?q=where+is+the+wombat")
+    golden = GoldenQuery.objects.get()
+    assert (golden.query, golden.right) == ("where is the wombat picture", ["github__get_file"])
+    assert golden.origin == "hint"

@@ -109,11 +109,13 @@ def test_a_session_row_has_its_loads_and_its_savings(scout):
     row = review_queries.list_sessions(SessionFilter()).rows[0]
 
     assert row.loaded == 5
-    assert row.session.tokens_discovery == 1_000
-    assert review_queries.saved_percent(session) == 90
+    assert row.session.token_figures.given == 1_000
+    assert session.token_figures.saved_percent == 90
     assert [part.kind for part in row.bar.segments] == ["preload", "rest"]
-    assert review_queries.saved_percent(make_session(tokens_all=0)) is None
-    assert review_queries.saved_percent(make_session(tokens_all=100, tokens_load=150)) == -50
+    assert make_session(tokens_all=0).token_figures.saved_percent is None
+    costly = make_session(tokens_all=100, tokens_load=150).token_figures
+    assert costly.saved_percent == -50
+    assert "≈50 tokens more than all definitions (≈100)" in costly.explanation
 
 
 # --- The timeline -------------------------------------------------------------------------------

@@ -50,6 +50,16 @@ def sentence(kind, **fields):
             "opened",
             {"mode": "full", "tools": 1, "groups": ["a"], "forked_from": "ses_1"},
         ),
+        (
+            "call to mail__send held by the rule “Ask first”",
+            "held",
+            {"tool_name": "mail__send", "rule": "Ask first"},
+        ),
+        (
+            "otto denied the call to mail__send: Not today.",
+            "decided",
+            {"tool_name": "mail__send", "decision": "deny", "by": "otto", "comment": "Not today."},
+        ),
         ("fetched the catalog in anthropic format", "catalog", {"format": "anthropic"}),
         (
             "searched “create issue”: 4 of 12 results",

@@ -9,6 +9,7 @@ from django.test import Client
 from django.urls import reverse
 
 from catalog.audit import Actor
+from catalog.models import AuditEntry
 from catalog.tools import actions as tool_actions
 from sessions_app.models import Call, Expansion
 from sessions_app.urls import session_pages
@@ -30,7 +31,13 @@ SCHEMA = {
     "additionalProperties": False,
 }
 ADMINS_ONLY = {"tool-try"}
-NAMES = [str(pattern.name) for pattern in session_pages]
+# session-delete accepts POST only: tests/sessions_app/sessions/test_deletion.py
+NAMES = [
+    str(pattern.name)
+    for pattern in session_pages
+    # and the page of a run: test_script_runs.py
+    if pattern.name not in ("session-delete", "sessions-views", "sessions-export", "script-run")
+]
 
 
 @pytest.fixture
@@ -188,7 +195,7 @@ def test_the_list_shows_agent_duration_and_cost(signed_in, recorded):
     page = text_of(signed_in.get("/sessions"))
 
     assert "1 session, 1 open, 1 with errors." in page
-    assert re.search(r"scout Open 2 h 3 2 2 ≈830 of 10,000", page)
+    assert re.search(r"scout .*Open 2 h 3 2 2 ≈830 of 10,000", page)
 
 
 def test_the_list_is_filtered_by_its_url(signed_in, recorded):
@@ -303,6 +310,26 @@ def test_the_selected_step_shows_its_arguments_and_result(signed_in, recorded, f
     assert "Strategy: bm25. 12 tools matched." in text
 
 
+def test_reading_a_payload_is_recorded_once_an_hour_and_an_export_each_time(signed_in, recorded):
+    def verbs():
+        rows = AuditEntry.objects.filter(target_id=recorded.pk, verb__startswith="session.")
+        return sorted(rows.values_list("verb", flat=True))
+
+    calls = [
+        number
+        for number, event in enumerate(recorded.events.order_by("pk"), 1)
+        if event.call_id is not None
+    ]
+    signed_in.get(f"/sessions/{recorded.session_id}?step=1")
+    assert verbs() == []
+    for _ in range(2):
+        signed_in.get(f"/sessions/{recorded.session_id}?step={calls[0]}")
+    assert verbs() == ["session.read"]
+    for _ in range(2):
+        signed_in.get(f"/sessions/{recorded.session_id}.json")
+    assert verbs() == ["session.export", "session.export", "session.read"]
+
+
 def test_the_url_selects_the_step_and_defaults_to_the_first_failed_one(signed_in, recorded):
     def selected(query):
         page = signed_in.get(f"/sessions/{recorded.session_id}{query}").content.decode()
@@ -356,7 +383,7 @@ def test_new_sessions_are_offered_by_a_link_that_keeps_the_filters(signed_in, sc
     newest = make_session(scout)
     page = signed_in.get("/sessions?agent=scout").content.decode()
     poll_url = re.search(r'data-poll="([^"]+)"', page)[1].replace("&amp;", "&")
-    assert poll_url == f"/sessions/new?agent=scout&since={newest.pk}"
+    assert poll_url == f"/sessions/new?agent=scout&newest={newest.pk}"
     assert " new<" not in signed_in.get(poll_url).content.decode()
 
     for _ in range(3):
@@ -389,7 +416,7 @@ def test_pruned_payloads_are_reported_as_no_longer_stored(signed_in, recorded):
 
     text = text_of(signed_in.get(f"/sessions/{recorded.session_id}"))
 
-    assert "Arguments and result are no longer stored." in text
+    assert "Arguments and result are not stored" in text
     assert "Arguments and results are kept for 30 days, each truncated to 8 KB" in text
 
 
@@ -442,7 +469,7 @@ def test_a_session_costs_the_same_for_few_steps_and_for_many(
             make_event(session, "searched", query="x", total=1, hits=[forecast.public_name])
         path = f"/sessions/{session.session_id}"
         signed_in.get(path)
-        with django_assert_max_num_queries(20) as captured:
+        with django_assert_max_num_queries(24) as captured:
             signed_in.get(path)
         return len(captured)
 
@@ -579,3 +606,84 @@ def test_a_trial_requires_a_csrf_token(admin, ticket):
 
     assert submit(client, "open_ticket", {"title": "x"}).status_code == 403
     assert not Call.objects.exists()
+
+
+def test_a_session_links_to_its_traces_where_an_operator_set_an_address(
+    signed_in, recorded, settings
+):
+    address = reverse("session", args=[recorded.session_id])
+    assert "Open traces" not in signed_in.get(address).content.decode()
+    settings.TRACE_URL = "https://traces.example.org/?q={session_id}"
+    page = signed_in.get(address).content.decode()
+    assert f'href="https://traces.example.org/?q={recorded.session_id}"' in page
+
+
+# --- Search, views and exports of the list ------------------------------------------------------
+
+
+@pytest.fixture
+def two_sessions(scout, forecast):
+    first = make_session(scout, metadata='{"task": "weekly report"}', calls=3, tokens_catalog=10)
+    second = make_session(scout, calls=1, tokens_catalog=900, errors=1)
+    make_event(second, "searched", query="umbrella")
+    make_call(
+        second,
+        forecast,
+        state="failed",
+        is_error=True,
+        error_code="tool_error",
+        error_message="No such town.",
+        arguments='{"town": "atlantis"}',
+    )
+    return first, second
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("weekly", [0]),
+        ("umbrella", [1]),
+        ("no such TOWN", [1]),
+        ("tool_error", [1]),
+        ("get_forecast", [1]),
+        ("atlantis", []),
+    ],
+)
+def test_sessions_are_found_by_text_but_not_by_payloads(signed_in, two_sessions, query, found):
+    page = signed_in.get("/sessions", {"q": query}).content.decode()
+    shown = [index for index, row in enumerate(two_sessions) if row.session_id[:12] in page]
+    assert shown == found
+
+
+def test_the_list_says_what_sessions_are_about_and_is_sorted(signed_in, two_sessions):
+    first, second = (row.session_id[:12] for row in two_sessions)
+    page = signed_in.get("/sessions?sort=-calls").content.decode()
+    assert page.index(first) < page.index(second)
+    assert "task: weekly report" in page
+    assert "tool_error: No such town." in page
+    page = signed_in.get("/sessions?sort=-tokens").content.decode()
+    assert page.index(second) < page.index(first)
+
+
+def test_filters_are_saved_as_views_of_one_person(signed_in, two_sessions, admin):
+    signed_in.post("/sessions/views", {"name": "Rain", "address": "q=umbrella&after=5"})
+    assert 'href="/sessions?q=umbrella"' in signed_in.get("/sessions").content.decode()
+    other = Client()
+    other.force_login(admin, backend=BACKEND)
+    assert "Rain" not in other.get("/sessions").content.decode()
+    signed_in.post("/sessions/views", {"remove_view": "Rain"})
+    assert "Rain" not in signed_in.get("/sessions").content.decode()
+    assert (
+        "nothing to save"
+        in signed_in.post(
+            "/sessions/views", {"name": "All", "address": ""}, follow=True
+        ).content.decode()
+    )
+
+
+def test_filtered_sessions_are_exported_as_json_lines(signed_in, two_sessions):
+    response = signed_in.get("/sessions/export.jsonl?q=umbrella")
+    lines = [json.loads(line) for line in b"".join(response.streaming_content).splitlines()]
+    assert [line["id"] for line in lines] == [two_sessions[1].session_id]
+    assert lines[0]["events"][0]["kind"] == "searched"
+    assert AuditEntry.objects.get(verb="sessions.export").after["sessions"] == 1

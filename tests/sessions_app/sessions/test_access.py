@@ -164,6 +164,12 @@ def requests(digests):
             f"{session}/catalog", *(f"?format={format_}" for format_ in FORMATS), "?format=quagga"
         ),
         **gets(f"{session}/tools", *(f"?format={format_}" for format_ in FORMATS)),
+        **gets(f"{session}/servers", "", "?limit=1", f"?cursor={CANARY[:3]}"),
+        **gets(
+            f"{session}/sdk",
+            *(f"?lang={lang}" for lang in ("python", "typescript", CANARY)),
+            *(f"?tools={quote(name)}" for name in names),
+        ),
         f"GET {session}/tools/{{name}}": [
             (f"{name}{detail}", None, {})
             for name, detail in zip(names, cycle(["", "?detail=name", "?detail=summary"]))
@@ -198,15 +204,24 @@ def requests(digests):
         ],
         **gets(f"{session}/state", ""),
         **gets(f"{session}/stats", ""),
+        **gets(f"{session}/sdk", "?lang=python", f"?lang={CANARY}"),
         **posts(f"{session}/fork", None),
         **gets(f"{session}/events", "", "?limit=3", f"?cursor={CANARY}"),
+        **gets(f"{session}/events/stream", "", LAST_EVENT_ID=CANARY),
+        "GET /calls/{call_id}": [(name, None, {}) for name in ("call_1", CANARY)],
+        "POST /calls/{call_id}/result": [
+            (f"{name}/result", {"content": []}, {}) for name in ("call_1", CANARY)
+        ],
+        **posts(f"{session}/scripts", {"code": CANARY}, {"code": "1", "input": CANARY}),
+        "GET /scripts/{run_id}": [(name, None, {}) for name in ("run_1", CANARY)],
+        f"DELETE {session}": [("", None, {})],  # for admins
         **posts(f"{session}/close", None),
     }
 
 
 def test_every_agent_route_is_tested():
     schemes = {scheme for _, _, scheme in operations()}
-    assert schemes == {"AgentAuth", "KeyAuth"}
+    assert schemes == {"AgentAuth", "DecisionAuth", "KeyAuth"}
     assert requests([]).keys() == AGENT_ROUTES
 
 
@@ -219,7 +234,13 @@ def send_all(session, digests, *, openings):
         if route in OPENINGS and not openings:
             continue
         method, _, path = route.partition(" ")
-        path = path.replace("{session_id}", session.id).replace("/{name}", "/")
+        path = (
+            path.replace("{session_id}", session.id)
+            .replace("/{name}", "/")
+            .replace("/{call_id}/result", "/")
+            .replace("/{call_id}", "/")
+            .replace("/{run_id}", "/")
+        )
         for ending, body, headers in variants:
             yield (
                 f"{route} {ending} {body} {headers}",
@@ -241,12 +262,17 @@ VOLATILE = [
 
 def normalize(answer):
     """Return status, headers and body without ids, times and the catalog's revision."""
-    text = answer.bytes.decode()
+    volatile = {"X-Request-Id", "Content-Length", "ETag"}
+    headers = {
+        name: _without_ids(value) for name, value in answer.headers.items() if name not in volatile
+    }
+    return answer.status, headers, _without_ids(answer.bytes.decode())
+
+
+def _without_ids(text):
     for pattern, replacement in VOLATILE:
         text = pattern.sub(replacement, text)
-    volatile = {"X-Request-Id", "Content-Length", "ETag"}
-    headers = {name: value for name, value in answer.headers.items() if name not in volatile}
-    return answer.status, headers, text
+    return text
 
 
 def answers_of(kind, digests, *, hidden):
@@ -379,9 +405,11 @@ def test_another_agents_session_and_an_unknown_session_give_the_same_error(db):
             mine.send(method, path.replace("{session_id}", quote(id_)), body, **headers)
             for id_ in ids
         ]
-        assert {answer.status for answer in answers} == {404}, route
+        is_of_admins = method == "DELETE"
+        assert {answer.status for answer in answers} == {403 if is_of_admins else 404}, route
         assert len({answer.bytes for answer in answers}) == 1, route
-        assert answers[0]["error"]["code"] == "unknown_session"
+        code = "forbidden" if is_of_admins else "unknown_session"
+        assert answers[0]["error"]["code"] == code
     assert theirs.get("")["state"] == "open"
     assert theirs.state == {}
 

@@ -242,7 +242,9 @@ def test_non_object_arguments_rejected(custom, scout, arguments):
     answer = session.post("/call", {"tool_name": "shout", "arguments": arguments})
     assert answer.status == 200
     assert answer["error"]["code"] == "invalid_arguments"
-    assert "object" in answer["content"][0]["text"] or "JSON" in answer["content"][0]["text"]
+    text = answer["content"][0]["text"]
+    assert "object" in text.partition("\n")[0] or "JSON" in text.partition("\n")[0]
+    assert "Input schema of shout:\n{" in text
     assert answer["state"] == "refused"
 
 
@@ -265,8 +267,8 @@ def test_ambiguous_bare_name_rejected_with_candidates(session):
 
 @pytest.mark.parametrize(
     "name",
-    ["deferred_tool_call", "search_tools", "load_tools", "get_tool_details", "call_tool",
-     "tool_search", "tool_search_regex"],
+    ["deferred_tool_call", "call_read_only_tool", "search_tools", "load_tools",
+     "get_tool_details", "call_tool", "tool_search", "tool_search_regex"],
 )  # fmt: skip
 def test_dispatcher_cannot_target_a_meta_tool(session, name):
     answer = session.call(name, {"tool_name": "x"})

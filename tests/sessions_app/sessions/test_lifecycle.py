@@ -9,7 +9,7 @@ from catalog.audit import SYSTEM
 from catalog.groups import actions as group_actions
 from catalog.models import CatalogSnapshot, Group, Membership, Tool
 from sessions_app.models import AgentSession
-from sessions_app.sessions.lifecycle import choose_mode, expire_idle
+from sessions_app.sessions.lifecycle import Thresholds, choose_mode, expire_idle
 from tests.support.agent_client import add_tools, make_agent_client
 from tests.support.factories import ingest_tools, tool_object
 
@@ -31,7 +31,7 @@ from tests.support.factories import ingest_tools, tool_object
 def test_the_first_matching_rule_decides_the_mode(
     scout, requested, tools, tokens, window, mode, auto, reason
 ):
-    decision = choose_mode(scout.agent, requested, tools, tokens, window)
+    decision = choose_mode(Thresholds.of(scout.agent), requested, tools, tokens, window)
     assert (decision.mode, decision.auto_deferred, decision.decided_by) == (mode, auto, reason)
 
 
@@ -77,9 +77,11 @@ def test_the_response_has_the_documented_keys(scout):
     assert set(opened["catalog"]) == {"text", "etag", "revision", "tokens", "left_out"}
     assert set(opened["stats"]) == {
         "total_registered", "loaded", "deferred", "deferred_mode", "auto_deferred", "threshold",
-        "tool_names", "tokens",
+        "tokens",
     }  # fmt: skip
-    assert set(opened["stats"]["tokens"]) == {"all_schemas", "delivered", "by"}
+    assert set(opened["stats"]["tokens"]) == {
+        "all_schemas", "delivered", "given", "saved", "saved_percent", "by",
+    }  # fmt: skip
     assert set(opened["stats"]["tokens"]["by"]) == {"catalog", "search", "load", "call"}
     assert opened["id"].startswith("ses_")
     assert len(opened["id"]) == 36
@@ -90,17 +92,17 @@ def test_preloaded_tools_are_in_the_initial_tools_array(scout, github):
         github, [Tool.objects.get(public_name="github__get_file")], True, actor=SYSTEM
     )
     opened = scout.open(preload=["post_message", "nothing"]).opened
-    assert [tool["name"] for tool in opened["tools"]][4:] == [
+    assert [tool["name"] for tool in opened["tools"]][5:] == [
         "github__get_file",
         "slack__post_message",
     ]
     assert opened["unknown"] == ["nothing"]
-    assert opened["stats"]["tool_names"] == ["github__get_file", "slack__post_message"]
+    assert opened["stats"]["loaded"] == 2
 
 
 def test_a_group_that_is_not_deferred_is_fully_preloaded(scout, slack):
     group_actions.edit(slack, deferred=False, actor=SYSTEM)
-    names = [tool["name"] for tool in scout.open().opened["tools"]][4:]
+    names = [tool["name"] for tool in scout.open().opened["tools"]][5:]
     assert names == ["slack__post_message", "slack__search_code"]
 
 
@@ -257,4 +259,23 @@ def test_custom_tools_are_preloaded_unless_an_admin_disables_it(db):
     assert agent.open().opened["tools"][-1]["name"] == "shout"
     group_actions.set_preload(Group.objects.get(), [Tool.objects.get()], False, actor=SYSTEM)
     assert Membership.objects.get().preload is False
-    assert len(agent.open().opened["tools"]) == 4
+    assert len(agent.open().opened["tools"]) == 5
+
+
+def test_metadata_has_a_size_limit(db):
+    client = make_agent_client("scout")
+    assert client.open(metadata={"note": "é" * 8_000}).opened["metadata"]["note"] == "é" * 8_000
+    answer = client.send("POST", "/sessions", {"metadata": {"note": "é" * 9_000}})
+    assert (answer.status, answer["error"]["code"]) == (422, "invalid")
+    assert answer["error"]["message"] == "metadata has more than 16 KB."
+
+
+@pytest.mark.parametrize("action", ["fork", "close"])
+def test_actions_without_fields_reject_fields(db, action):
+    session = make_agent_client("scout").open()
+    path = f"/sessions/{session.id}/{action}"
+    refused = session.client.send("POST", path, {"mode": "full"})
+    assert (refused.status, refused["error"]["details"]["problems"][0]["at"]) == (422, "mode")
+    assert session.get("")["state"] == "open"
+    for body in (None, {}):
+        assert session.client.send("POST", path, body).status in (200, 201, 409)

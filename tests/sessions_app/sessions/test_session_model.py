@@ -73,10 +73,16 @@ class Sessions(CatalogMachine):
         known = list(self.world.groups)
         groups = [known[at] for at in which]
         requested = self._tool_names(preload, public=True)
-        opened = self.client.open(
-            strategy=strategy, mode="deferred", groups=groups, preload=requested
-        )
         scope = [group for group in known if group in groups]
+        offered = ModelSession(self.world, scope, strategy, set(), self.budget).offered()
+        preloaded = self._preloaded(scope) | (set(requested) & offered)
+        body = {"strategy": strategy, "mode": "deferred", "groups": groups, "preload": requested}
+        cost = sum(self.world.tokens[name] for name in preloaded)
+        if set(requested) & offered and cost > self.budget:
+            refused = self.client.send("POST", "/sessions", body)
+            assert (refused.status, refused["error"]["code"]) == (409, "over_budget")
+            return multiple()
+        opened = self.client.open(**body)
         initial = {tool["name"] for tool in opened.opened["tools"]} & set(self.world.bare_names)
         model = ModelSession(self.world, scope, strategy, initial, self.budget)
         available = {name for name in requested if name in model.offered()}
@@ -172,12 +178,18 @@ class Sessions(CatalogMachine):
             except OverBudget:
                 assert answer["error"]["code"] == "over_budget"
                 return
+        elif by and matches:
+            try:
+                model.show(*matches)  # a search by name answers in full
+            except OverBudget:
+                assert answer["error"]["code"] == "over_budget"
+                return
         result = answer.json
         event_counts["loaded by search"] += bool(newly_loaded)
         assert {tool["name"] for tool in result["tools"]} == matches
         assert result["total_matches"] == len(matches)
         assert result["newly_loaded"] == len(newly_loaded)
-        loaded = {tool["name"] for tool in result["tools"] if tool["loaded"]}
+        loaded = {tool["name"] for tool in result["tools"] if tool.get("loaded")}
         assert loaded == matches & model.loaded()
 
     @rule(
@@ -198,7 +210,7 @@ class Sessions(CatalogMachine):
 
     def _call(self, pair: Any, name: str, value: str) -> None:
         session, model = pair
-        before = model.pinned(name)
+        before, is_loaded = model.pinned(name), name in model.loaded()
         answer = session.call(name, {"n": VALUES[value]})
         code = answer.json.get("error", {}).get("code", "")
         event_counts[{"": "accepted", "stopping": "accepted"}.get(code, "refused")] += 1
@@ -213,7 +225,7 @@ class Sessions(CatalogMachine):
             if changed:  # this version replaces the pinned one
                 model.changed[name] = self.world.versions[name]
         elif self.world.bare_names[name] == "tango":  # the agent runs it
-            assert (answer["state"], answer["implicit_load"]) == ("client", before is None)
+            assert (answer["state"], answer["implicit_load"]) == ("client", not is_loaded)
         else:  # accepted, but the test has no connection to the server
             assert (answer.status, code) == (503, "stopping")
 
@@ -238,7 +250,8 @@ class Sessions(CatalogMachine):
             assert (answer.status, answer["error"]["code"]) == (409, "strategy_mismatch")
             return multiple()
         initial = {tool["name"] for tool in self._tools(answer)} & set(self.world.bare_names)
-        resumed = ModelSession(self.world, model.scope, strategy, set(), self.budget)
+        fixed = self._preloaded(model.scope)
+        resumed = ModelSession(self.world, model.scope, strategy, fixed, self.budget)
         unknown: list[str] = []
         try:
             for group, group_names in state["expanded_groups"].items():
@@ -248,13 +261,10 @@ class Sessions(CatalogMachine):
             return multiple()
         assert answer["unknown"] == unknown
         event_counts["resumed"] += bool(resumed.rows)
-        at_once = initial - resumed.loaded() if strategy == "inject" else initial
-        resumed.preloaded = {name: self.world.versions[name] for name in at_once}
-        if strategy == "inject":  # a tool both preloaded and loaded is in the array once
-            resumed.preloaded |= {
-                name: self.world.versions[name]
-                for name in self._preloaded(model.scope) & resumed.loaded()
-            }
+        if strategy == "dispatch":
+            assert initial == fixed
+        else:  # a tool both preloaded and loaded is in the array once
+            assert initial == resumed.loaded()
         return self._keep(Session(self.client, answer), resumed)
 
     def _tools(self, answer: Any) -> list[dict[str, Any]]:
@@ -306,9 +316,11 @@ class Sessions(CatalogMachine):
                 group: None if loaded is None else set(loaded) for group, loaded in state.items()
             } == model.state()
             stats = loading.stats(row)
-            assert set(stats["tool_names"]) == model.loaded() & model.offered()
+            assert set(stats["tool_names"]) == model.offered()
+            assert stats["loaded"] == len(model.loaded() & model.offered())
             assert stats["total_registered"] == len(model.offered())
-            assert row.tokens_loaded == model.spent <= self.budget
+            fixed = sum(self.world.tokens[name] for name in model.preloaded)
+            assert row.tokens_loaded == model.spent <= max(self.budget, fixed)
             text, tools = self.fixed[session.id]
             array = surface.tools_array(row)
             if model.strategy == "dispatch":

@@ -129,3 +129,33 @@ def test_within_the_budget_nothing_is_suggested(signed_in, research):
 
     assert suggested(signed_in) == []
     assert "rarely called" not in signed_in.get("/groups/research").content.decode()
+
+
+def test_the_tool_page_shows_the_last_calls_and_the_top_errors(weather, signed_in):
+    tool, other = make_tool(weather, "a"), make_tool(weather, "b")
+    call_often(other, 1)
+    call_often(tool, 19, ms=1_234)
+    timeout = {"state": "timed_out", "error_code": "timeout", "error_message": "No answer in 30 s"}
+    call_often(tool, 2, **timeout)
+    call_often(tool, 1, state="failed", error_code="upstream_error", error_message="Boom")
+
+    calls = call_stats.recent_calls(tool=tool)
+    assert (len(calls), calls[0].error_code) == (20, "upstream_error")
+    errors = call_stats.top_errors(tool=tool)
+    assert [(row.code, row.count, row.message) for row in errors] == [
+        ("timeout", 2, "No answer in 30 s"),
+        ("upstream_error", 1, "Boom"),
+    ]
+    page = signed_in.get(f"/tools/{tool.public_name}").content.decode()
+    assert page.index("Top errors") < page.index("No answer in 30 s") < page.index("Last calls")
+    assert '1,234 <span class="unit">ms</span>' in page
+    assert "no comparison" in page
+
+
+def test_server_and_tool_pages_show_the_change_to_the_period_before(weather, signed_in):
+    tool = make_tool(weather, "a")
+    call_often(tool, 3)
+    call_often(tool, 2, at=timezone.now() - timedelta(hours=26))
+    for address in ("/servers/weather", f"/tools/{tool.public_name}?range=24h"):
+        page = signed_in.get(address).content.decode()
+        assert "+50% vs period before" in page, address

@@ -6,12 +6,14 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from sessions_app.agents import actions
 from sessions_app.models import AgentSession
 from sessions_app.sessions import lifecycle
 from sessions_app.usage import searches
 from sessions_app.usage.filters import UsageFilter
 from tests.sessions_app.playground.test_search import text_of
 from tests.support.factories import make_agent, make_call, make_event, make_session
+from toolcrib.lib.roles import SYSTEM
 
 pytestmark = pytest.mark.django_db
 
@@ -181,3 +183,17 @@ def test_the_report_takes_a_fixed_number_of_queries(db, django_assert_max_num_qu
     read_report()
     with django_assert_max_num_queries(5):
         read_report()
+
+
+def test_searches_of_a_deleted_agent_count_without_being_listed():
+    agent = make_agent("gone")
+    record_search(closed_session(agent), "what it asked")
+    actions.delete(agent, actor=SYSTEM)
+
+    report = read_report()
+
+    assert report.read == 1
+    assert [(row.name, row.lost) for row in report.agents] == [("gone", 1)]
+    assert report.lost == []
+    assert searches.failed_searches(UsageFilter()).without_results == []
+    assert searches.recent_queries() == []

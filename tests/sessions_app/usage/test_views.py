@@ -16,10 +16,9 @@ from catalog.groups import actions as group_actions
 from catalog.models import AuditEntry, Group, Membership
 from catalog.tools import actions as tool_actions
 from sessions_app.models import AgentSession, Expansion
-from sessions_app.usage import funnels, preload_advice, searches, tool_usage
+from sessions_app.usage import funnels, optimize, preload_advice, rollups, searches, tool_usage
 from sessions_app.usage import views as usage_views
 from sessions_app.usage.filters import UsageFilter
-from sessions_app.usage.tool_usage import Bucket
 from tests.support.factories import (
     ingest_tools,
     make_agent,
@@ -167,22 +166,6 @@ def test_the_tools_are_sorted_by_any_column(sort, first, scout, weather):
     )
 
 
-def test_the_summary_says_when_most_calls_were_made_and_when_most_failed():
-    start = timezone.now().replace(year=2026, month=11, day=2, hour=0)
-
-    def summarize(*counts):
-        buckets = [Bucket(start + timedelta(days=day), *row) for day, row in enumerate(counts)]
-        return usage_views.summarize_calls(buckets, "day")
-
-    assert summarize((0, 0), (None, 0)) == "No calls in this time range."
-    assert summarize((5, 0), (0, 0)) == "5 calls, all on Monday 2 November; none failed."
-    assert summarize((9, 1), (1, 0)).endswith("on Monday 2 November; 1 failed (10%).")
-    assert summarize((90, 1), (10, 4)) == (
-        "100 calls, most on Monday 2 November; 5 failed (5.0%), "
-        "most on Tuesday 3 November (4 of 10)."
-    )
-
-
 # --- Preload advice -----------------------------------------------------------------------------
 
 
@@ -204,43 +187,38 @@ def test_unused_preloads_are_listed_with_their_cost(scout, forecast, alarm):
     ] == [alarm]
 
 
-def test_a_frequently_loaded_tool_is_a_candidate_until_it_is_preloaded(scout, forecast, alarm):
-    for at in range(4):
-        names = [forecast.public_name, *([alarm.public_name] * (at < 2))]
-        make_event(make_session(scout), "loaded", group_id="mcp:weather", names=names)
-
-    [candidate] = preload_advice.frequently_loaded(filters())
-
-    assert (candidate.tool, candidate.sessions, candidate.share) == (forecast, 4, 100)
-    preload("mcp:weather", forecast)
-    assert preload_advice.frequently_loaded(filters()) == []
+def test_frequently_loaded_tools_are_the_preloads_that_optimize_recommends(
+    as_operator, scout, weather
+):
+    safe = make_tool(weather, "get_forecast", annotations={"readOnlyHint": True})
+    risky = make_tool(weather, "delete_city", annotations={"destructiveHint": True})
+    rare = make_tool(weather, "get_radar", annotations={"readOnlyHint": True})
+    for at in range(12):
+        session = make_session(scout)
+        for tool in (safe, risky, *([rare] * (at < 3))):
+            cost = tool.approved.tokens
+            make_event(session, "searched", tokens=400 if tool != rare else 1)
+            names = [tool.public_name]
+            make_event(session, "loaded", group_id="mcp:weather", names=names, tokens=cost)
+    response = as_operator.get("/usage")
+    [row] = response.context["frequent"]
+    assert row == optimize.simulate().preloads()[0]
+    assert (row.tool, row.used, row.saved) == (safe.public_name, 12, 12 * 400)
+    body = as_operator.get("/usage/often.csv").content.decode()
+    [line] = csv.DictReader(io.StringIO(body))
+    assert (line["tool"], line["tokens_saved"]) == (safe.public_name, str(12 * 400))
+    assert as_operator.get("/usage?group=mcp:other").context["frequent"] == []
+    preload("mcp:weather", safe)
+    assert as_operator.get("/usage").context["frequent"] == []
 
 
 def test_a_custom_tool_is_preloaded_by_default(scout, forecast):
     custom = tool_actions.save_custom_tool(tool_object("mine"), actor=ACTOR)
     group = Group.objects.get(group_id="mcp:weather")
     group_actions.assign(group, [custom], actor=ACTOR)
-    for _ in range(3):
-        make_event(make_session(scout), "loaded", group_id="mcp:weather", names=["mine"])
-
     assert [row.tool for row in preload_advice.unused_preloads(filters()).candidates] == [custom]
-    assert preload_advice.frequently_loaded(filters()) == []
     preload("mcp:weather", custom, on=False)
     assert preload_advice.unused_preloads(filters()).candidates == []
-    assert [row.tool for row in preload_advice.frequently_loaded(filters())] == [custom]
-
-
-def test_shares_are_of_the_sessions_since_the_oldest_load_read(scout, forecast, monkeypatch):
-    monkeypatch.setattr(preload_advice, "MAX_LOADS", 3)
-    for days in (9, 8, 2, 1, 0):
-        at = timezone.now() - timedelta(days=days)
-        session = make_session(scout)
-        AgentSession.objects.filter(pk=session.pk).update(created_at=at)
-        make_event(session, "loaded", at=at, group_id="mcp:weather", names=[forecast.public_name])
-
-    [candidate] = preload_advice.frequently_loaded(filters())
-
-    assert (candidate.sessions, candidate.share) == (3, 100)
 
 
 def test_the_page_says_what_the_group_filter_does_not_apply_to(as_operator, scout, forecast):
@@ -378,12 +356,67 @@ def test_before_the_first_session_the_page_explains_how_to_start(as_operator):
     assert "days after they end" in page
 
 
+def test_the_charts_compare_with_the_period_before_and_link_to_sessions(
+    as_operator, scout, forecast
+):
+    make_call(make_session(scout), forecast)
+    make_call(make_session(scout), forecast, is_error=True)
+    for _ in range(4):
+        make_call(make_session(scout), forecast, at=timezone.now() - timedelta(days=8))
+    rollups.count_ended_hours()
+    response = as_operator.get("/usage?range=7d")
+    page = text_of(response)
+    assert "Calls 2 −50% vs period before" in page
+    assert "Error rate 50.0 % +50.0 points vs period before" in page
+    titles = [panel.title for panel in response.context["panels"]]
+    assert titles == ["Calls and errors", "Latency", "Tokens for tools"]
+    today = response.context["panels"][0].rows[-1]
+    assert today.values == ("2", "1")
+    listed = as_operator.get(today.url)
+    assert text_of(listed).count("scout") >= 2
+    of_group = as_operator.get("/usage?range=7d&group=mcp:weather").context
+    assert of_group["series"].total.calls == 2
+    assert as_operator.get("/usage?range=7d&group=none").context["series"].total.calls == 0
+    of_agent = as_operator.get("/usage?range=7d&agent=scout").context
+    assert (of_agent["series"].total.calls, "agent=scout" in of_agent["figures"][0].url) == (
+        2,
+        True,
+    )
+
+
+@pytest.mark.parametrize("by", ["agent", "server", "tool", "model"])
+def test_calls_are_broken_down_with_links_to_their_sessions(by, as_operator, scout, forecast):
+    session = make_session(scout, model="large-1")
+    other = make_session(make_agent("other"), model="small-1")
+    alert = make_tool(make_server(slug="alerts"), "sound")
+    for _ in range(3):
+        make_call(session, forecast)
+    make_call(other, alert, is_error=True)
+    response = as_operator.get(f"/usage?by={by}")
+    breakdown = response.context["breakdown"]
+    first, second = breakdown.rows
+    names = {
+        "agent": ("scout", "other"),
+        "server": ("weather", "alerts"),
+        "tool": ("weather__get_forecast", "alerts__sound"),
+        "model": ("large-1", "small-1"),
+    }[by]
+    assert (first.name, first.figures.calls) == (names[0], 3)
+    assert (second.name, second.figures.calls, second.figures.errors) == (names[1], 1, 1)
+    assert breakdown.panel.rows[-1].values == ("3", "1", "0")
+    for row, owner in ((first, session), (second, other)):
+        found = as_operator.get(row.sessions_url).content.decode()
+        ids = [run.session_id for run in (session, other) if f"/sessions/{run.session_id}" in found]
+        assert ids == [owner.session_id]
+        assert not row.url or as_operator.get(row.url).status_code == 200
+
+
 def test_an_empty_range_offers_to_clear_the_filters(as_operator, scout):
     make_session(scout)
     page = text_of(as_operator.get("/usage?range=24h&agent=<i>x"))
 
     assert "No calls match these filters. Clear filters" in page
-    assert "Last 24 hours, by hour (UTC)." in page
+    assert "Last 24 hours By hour (UTC), against the period before." in page
     assert "&lt;i&gt;x" in page
 
 
@@ -398,7 +431,9 @@ def test_every_table_has_a_csv_file(table, as_operator, scout, forecast):
     assert response["Content-Disposition"] == f'attachment; filename="toolcrib-{table}-7d.csv"'
     rows = list(csv.reader(io.StringIO(response.content.decode())))
     assert len(set(map(len, rows))) == 1
-    assert len(rows) >= (1 if table in ("tools", "often", "astray", "old") else 2)
+    assert len(rows) >= (
+        1 if table in ("tools", "often", "astray", "old", "models", "scripts") else 2
+    )
 
 
 def test_an_unknown_table_is_not_found(as_operator):
@@ -436,7 +471,7 @@ def test_the_page_takes_a_fixed_number_of_queries(
             make_event(session, "searched", query=tool.name, total=1, hits=[tool.public_name])
             make_event(session, "loaded", group_id="mcp:weather", names=[tool.public_name])
         as_admin.get("/usage")
-        with django_assert_max_num_queries(45) as captured:
+        with django_assert_max_num_queries(56) as captured:
             as_admin.get("/usage")
         return len(captured)
 

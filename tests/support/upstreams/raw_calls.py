@@ -66,7 +66,7 @@ async def reply_to(message: dict[str, Any], seen: Messages, era: str) -> str | N
         case "held":
             await RELEASED.wait()
             return result(message, text_result("held"))
-        case "seen":
+        case "seen" | "ping":  # the tool that it lists
             return result(message, text_result(json.dumps(seen)))
         case "die":
             os._exit(3)

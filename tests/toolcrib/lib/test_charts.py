@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcrib.lib import charts
-from toolcrib.lib.charts import DayBar, Lane, Segment
+from toolcrib.lib.charts import Segment, Span
 
 
 def test_the_parts_of_a_token_bar_lie_end_to_end_on_the_scale():
@@ -83,52 +83,39 @@ def test_an_axis_ends_at_a_round_even_number(value, top):
     assert charts.round_up(value) == top
 
 
-def test_a_step_line_keeps_its_value_for_the_width_of_a_step():
-    line = charts.step_line([0, 50, 75, 100])
+def test_areas_are_stacked_in_steps_and_an_empty_part_has_none():
+    chart = charts.stacked_area({"catalog": [50, 50], "searches": [0, 0], "results": [0, 50]})
 
-    assert line.points == "0,120 160,120 160,60 320,60 320,30 480,30 480,0 640,0"
-    assert line.labels == ("100", "50", "0")
-    assert line.limit_y is None
+    assert chart.areas == (
+        ("catalog", "0,60 320,60 320,60 640,60 640,120 320,120 320,120 0,120"),
+        ("results", "0,60 320,60 320,0 640,0 640,60 320,60 320,60 0,60"),
+    )
+    assert chart.labels == ("100", "50", "0")
+    assert chart.limit_y is None
 
 
 def test_a_limit_far_above_the_values_is_not_drawn():
-    assert charts.step_line([100], limit=200).limit_y == 0
-    assert charts.step_line([100], limit=50).limit_y == 60
-    far = charts.step_line([100], limit=251)
+    assert charts.stacked_area({"a": [100]}, limit=200).limit_y == 0
+    assert charts.stacked_area({"a": [60], "b": [40]}, limit=50).limit_y == 60
+    far = charts.stacked_area({"a": [100]}, limit=251)
     assert far.limit_y is None
     assert far.labels[0] == "100"
 
 
-def test_bars_start_at_zero_with_errors_at_the_top():
-    chart = charts.day_bars([(10, 5), (4, 0)])
+def test_spans_lie_to_scale_and_the_shortest_stay_visible():
+    scale = charts.time_scale(1.7)
 
-    assert chart.bars == (
-        DayBar(x=48, width=224, y=0, height=120, error_height=60),
-        DayBar(x=368, width=224, y=72, height=48, error_height=0),
-    )
-    assert chart.labels == ("10", "5", "0")
-
-
-def test_a_day_without_data_is_a_gap_and_a_single_error_is_visible():
-    chart = charts.day_bars([None, (0, 0), (10_000, 1), None])
-
-    assert [bar.x for bar in chart.bars] == [344]
-    assert chart.bars[0].error_height == 1.5
-    assert charts.day_bars([]).bars == ()
+    assert scale.ticks == ("0", "500 ms", "1000 ms", "1500 ms", "2000 ms")
+    assert charts.place_span(scale, 0.5, 1.5) == Span(25, 50)
+    assert charts.place_span(scale, 2, 2) == Span(99.5, 0.5)
+    assert charts.time_scale(0).seconds > 0
+    assert charts.time_scale(53).ticks == ("0", "15 s", "30 s", "45 s", "60 s")
+    assert charts.time_scale(300).ticks[-1] == "6 min"
+    assert charts.time_scale(90_000).ticks[-1] == "32 h"
 
 
-def test_lanes_lie_between_the_first_start_and_the_last_end():
-    assert charts.lanes([(10, 10), (10, 15), (20, 20)]) == [
-        Lane(0, 2),
-        Lane(0, 32),
-        Lane(62, 2),
-    ]
-    assert charts.lanes([]) == []
-    assert charts.lanes([(3, 3)]) == [Lane(0, 2)]
-
-
-@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), max_size=20))
-def test_no_lane_leaves_its_row(spans):
-    for lane in charts.lanes([(start, start + took) for start, took in spans]):
-        assert lane.x >= 0
-        assert lane.x + lane.width <= 64.2
+@given(st.floats(0, 1e6), st.floats(0, 1e6))
+def test_no_span_leaves_its_scale(start, took):
+    span = charts.place_span(charts.time_scale(start + took), start, start + took)
+    assert span.x >= 0
+    assert span.x + span.width <= 100.01

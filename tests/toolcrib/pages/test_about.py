@@ -45,7 +45,7 @@ def test_the_report_shows_the_state_of_search(settings, monkeypatch):
     assert "Search: building vectors, 0 of 1 text done\n" in report_text()
 
     Vector.objects.create(
-        model=encoder.MODEL, text_sha256=next(iter(vector_store.searchable_tools())), data=b""
+        model=encoder.MODEL, text_sha256=next(iter(vector_store.passages())), data=b""
     )
     assert "Search: keyword and semantic, 1 text\n" in report_text()
 

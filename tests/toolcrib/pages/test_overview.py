@@ -10,13 +10,16 @@ from django.utils import timezone
 from catalog.audit import SYSTEM, Actor
 from catalog.groups import actions as group_actions
 from catalog.models import Group, Tool
+from servers.errors import SEE_STDERR
 from servers.models import Server
 from sessions_app.agents import api_keys
 from sessions_app.models import ApiKey
+from sessions_app.usage import rollups
 from tests.support.factories import (
     ingest_tools,
     make_agent,
     make_call,
+    make_event,
     make_server,
     make_session,
     make_tool,
@@ -61,9 +64,9 @@ def test_the_title_counts_the_items_and_each_has_one_action(weather, page_of, ad
     assert "<title>(2) Overview" in page.content.decode()
     text = text_of(page)
     assert "2 items need attention." in text
-    assert "Crm: failing for 35 min, 3 retries. It answered HTML. View server" in text
+    assert "Crm: failing for 35 min, 3 retries. It answered HTML. View server Reconnect" in text
     assert "Weather no longer lists over half of its tools." in text
-    assert 'href="/servers/crm">View server' in page.content.decode()
+    assert 'action="/servers/crm/sync?next=/"' in page.content.decode()
 
 
 def test_a_disabled_failing_server_needs_no_attention(weather):
@@ -147,7 +150,7 @@ def test_a_group_with_preloads_over_budget_is_listed(weather):
     group_actions.edit(group, preload_default=True, actor=SYSTEM)
     [message] = messages()
     assert re.fullmatch(
-        r"Research preloads ≈[\d,]+ tokens into each session, above the budget of 4,000\.", message
+        r"Research costs ≈[\d,]+ tokens in each session, above the budget of 4,000\.", message
     )
     assert attention.items()[0].url == "/groups/research"
 
@@ -168,28 +171,35 @@ def metrics():
     return {metric.label: metric for metric in overview.numbers()["figures"]}
 
 
-def test_metrics_cover_the_last_24_hours_by_hour(weather):
+def test_metrics_cover_the_last_24_hours_and_the_change_from_the_day_before(weather):
     tool = Tool.objects.first()
     now = timezone.now()
-    session = make_session(
-        tokens_all=1000, tokens_catalog=100, tokens_search=20, tokens_load=30, tokens_call=500
-    )
+    session = make_session(tokens_all=1000)
+    for kind, tokens in (("opened", 100), ("searched", 20), ("loaded", 30), ("called", 500)):
+        make_event(session, kind, tokens=tokens)
     make_session(tokens_all=5000, started=now - timedelta(hours=25))
     for hours, ms, state in ((0, 100, "succeeded"), (2, 200, "failed"), (2, 300, "succeeded")):
-        at = now - timedelta(hours=hours, minutes=5)
-        make_call(session, tool, at=at, ms=ms, state=state)
+        make_call(session, tool, at=now - timedelta(hours=hours), ms=ms, state=state)
     make_call(session, tool, at=now - timedelta(hours=25))
     make_call(None, tool, path="try")
 
     by_label = metrics()
-    assert by_label["Calls"].value == "3"
-    assert by_label["Calls"].spark == [0] * 21 + [2, 0, 1]
-    assert by_label["Error rate"].value == "33.3"
-    assert by_label["Error rate"].spark == [None] * 21 + [50, None, 0]
-    assert (by_label["p95 latency"].value, by_label["p95 latency"].unit) == ("300", "ms")
-    assert by_label["p95 latency"].spark == [None] * 21 + [300, None, 100]
+    assert (by_label["Calls"].value, by_label["Calls"].change) == ("3", 200)
+    assert (by_label["Error rate"].value, round(by_label["Error rate"].change)) == ("33.3", 33)
+    value, unit = by_label["p95 latency"].value, by_label["p95 latency"].unit
+    assert (300 / 2**0.5 <= int(value) <= 300 * 2**0.5, unit) == (True, "ms")
     assert by_label["Tokens saved"].value == "≈850"
-    assert by_label["Tokens saved"].spark == [0] * 23 + [850]
+
+
+def test_the_range_in_the_url_applies_to_metrics_and_charts(weather, page_of, operator):
+    tool, at = Tool.objects.first(), timezone.now() - timedelta(days=3)
+    make_call(make_session(started=at), tool, at=at)
+    rollups.count_ended_hours()
+    assert "No calls in the last 24 hours." in text_of(page_of(operator, "/"))
+    page = page_of(operator, "/?range=7d")
+    assert "Last 7 days" in text_of(page)
+    assert "1 call, 0 errors." in text_of(page)
+    assert page.content.decode().count("data-column=") == 7 * 2  # calls and latency
 
 
 def test_without_calls_there_is_no_error_rate(weather, page_of, operator):
@@ -199,7 +209,7 @@ def test_without_calls_there_is_no_error_rate(weather, page_of, operator):
 
 
 def test_sessions_above_the_baseline_reduce_the_tokens_saved(db):
-    make_session(tokens_all=100, tokens_catalog=350)
+    make_event(make_session(tokens_all=100), "opened", tokens=350)
     assert metrics()["Tokens saved"].value == "−≈250"
 
 
@@ -231,7 +241,7 @@ def test_five_sessions_are_shown_newest_first(weather, page_of, admin):
     ("table", "failed", "available"),
     [
         (
-            "sessions_app_call",
+            "sessions_app_usagehour",
             "Metrics",
             ["No items need attention.", "Recent sessions All sessions"],
         ),
@@ -343,3 +353,20 @@ def test_operators_see_no_first_steps_and_outsiders_no_overview(
 ):
     assert "First steps" not in text_of(page_of(operator, "/"))
     assert page_of(outsider, "/").status_code == 403
+
+
+def test_a_failing_program_is_quoted_where_it_appears(page_of, admin, db):
+    make_server(
+        slug="crm",
+        name="CRM",
+        transport="stdio",
+        command="/bin/crm",
+        state="failing",
+        state_reason=f"The program exited with code 1 during the handshake. {SEE_STDERR}",
+        state_detail="starting\nCRM_TOKEN is not set <b>\n",
+    )
+    [message] = messages()
+    assert message.endswith("It said: “CRM_TOKEN is not set <b>”")
+    for path in ("/", "/servers", "/servers/crm"):
+        page = page_of(admin, path).content.decode()
+        assert "It said: “CRM_TOKEN is not set &lt;b&gt;”" in page, path

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from django.db import connection
+from django.db import connection, reset_queries
 from django.test.utils import CaptureQueriesContext
 
 from catalog import cache
@@ -13,10 +13,14 @@ from tests.support.growing import add_related_rows
 from tests.support.seeding import make_admin, seed
 
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(400)]
-MAX_QUERIES = 40  # per page, including navigation and the user's session
+MAX_QUERIES = 45  # per page, including navigation and the user's session
+MAX_USAGE_QUERIES = 60  # of the usage page, which has a table of every kind
 MAX_PAGE_BYTES = 1024 * 1024
 # Downloads have their own limits.
-DOWNLOADS = ("audit-csv", "audit-json", "session-json", "server-export", "usage-csv")
+DOWNLOADS = (
+    *("audit-csv", "audit-json", "session-json", "sessions-export"),
+    *("server-export", "rule-export", "usage-csv"),
+)
 
 
 @dataclass
@@ -35,12 +39,14 @@ def request_all(client):
     """
 
     def request(page):
+        reset_queries()  # the log of a connection is limited
         with CaptureQueriesContext(connection) as queries:
             response = page.send(client)
+        content = response.getvalue()  # an export reads its rows while it is sent
         return Response(
             response.status_code,
             [query["sql"] for query in queries.captured_queries],
-            len(response.content),
+            len(content),
         )
 
     def count(examples, before=None):
@@ -76,14 +82,12 @@ def test_ten_times_the_rows_need_the_same_number_of_queries(request_all):
     }
     assert more == {}
     assert {
-        name: len(page.statements) for name, page in second.items() if _exceeds_limit(page)
+        name: len(page.statements)
+        for name, page in second.items()
+        if len(page.statements) > (MAX_USAGE_QUERIES if name.startswith("usage") else MAX_QUERIES)
     } == {}
     pages = {name: page for name, page in second.items() if not name.startswith(DOWNLOADS)}
     assert {name: page.size for name, page in pages.items() if page.size > MAX_PAGE_BYTES} == {}
-
-
-def _exceeds_limit(response):
-    return len(response.statements) > MAX_QUERIES
 
 
 def _most_repeated(before, after):

@@ -1,6 +1,7 @@
 """Settings, people and profile pages, for admins and operators."""
 
 import re
+from datetime import UTC, datetime
 
 import pytest
 from django.contrib.auth.models import User
@@ -9,10 +10,13 @@ from django.test import Client
 from catalog import preferences
 from catalog.audit import SYSTEM, Actor
 from catalog.models import AuditEntry
+from tests.support.factories import make_server
 from tests.support.people import PASSWORD, make_person
 from toolcrib.accounts import invitations
+from toolcrib.lib import display
 from toolcrib.lib.errors import Conflict
 from toolcrib.lib.roles import Role, role_of
+from toolcrib.lib.text import plural
 from toolcrib.pages import settings_views
 
 pytestmark = pytest.mark.django_db
@@ -239,6 +243,21 @@ def test_the_list_of_people_needs_a_fixed_number_of_queries(
 # --- Profile ------------------------------------------------------------------------------------
 
 
+def test_times_numbers_and_density_are_shown_as_the_profile_says(as_operator, db):
+    make_server(slug="crm", last_synced_at=datetime(2026, 1, 2, 12, 0, tzinfo=UTC))
+    values = {"timezone": "Asia/Tokyo", "numbers": "point", "density": "compact", "keys": "on"}
+    assert as_operator.post("/settings/profile", values).status_code == 302
+    page = as_operator.get("/servers").content.decode()
+    assert "Fri 2 Jan 2026, 21:00:00 JST" in page
+    assert 'data-density="compact"' in page
+    assert plural(1940, "tool") == "1,940 tools"  # outside of a request
+    with display.activate(display.read(values)):
+        assert plural(1940, "tool") == "1.940 tools"
+    assert as_operator.post("/settings/profile", {"timezone": "Nowhere"}).status_code == 422
+    as_operator.cookies["timezone"] = "Nowhere"
+    assert "12:00:00 UTC" in as_operator.get("/servers").content.decode()
+
+
 def test_keyboard_shortcuts_are_turned_off_and_on_per_browser(as_operator):
     assert 'data-keys="on"' in as_operator.get("/tools").content.decode()
 
@@ -247,3 +266,32 @@ def test_keyboard_shortcuts_are_turned_off_and_on_per_browser(as_operator):
 
     as_operator.post("/settings/profile", {"keys": "on"})
     assert 'data-keys="on"' in as_operator.get("/tools").content.decode()
+
+
+def test_the_api_lists_and_changes_settings(client, admin_token):
+    def send(method, body=None):
+        return getattr(client, method)(
+            "/api/v1/settings",
+            body,
+            content_type="application/json",
+            headers={"authorization": f"Bearer {admin_token}"},
+        )
+
+    listed = {item["name"]: item for item in send("get").json()["items"]}
+    assert listed["keep_payloads_days"]["value"] == listed["keep_payloads_days"]["default"]
+
+    changed = send("patch", {"values": {"keep_payloads_days": 3}}).json()["items"]
+    assert next(item for item in changed if item["name"] == "keep_payloads_days")["value"] == 3
+    assert preferences.value("keep_payloads_days") == 3
+
+    for bad in ({"keep_payloads_days": 0}, {"colour": 1}):
+        rejected = send("patch", {"values": bad})
+        assert rejected.status_code == 422
+        assert next(iter(bad)) in rejected.json()["error"]["message"]
+
+
+def test_general_settings_offer_a_missing_embedding_model(as_operator, settings, monkeypatch):
+    settings.EMBEDDINGS = True
+    assert "toolcrib install-model" not in as_operator.get("/settings/general").content.decode()
+    monkeypatch.setattr("catalog.search.embeddings.encoder.PACKAGE", "no_such_package")
+    assert "toolcrib install-model" in as_operator.get("/settings/general").content.decode()

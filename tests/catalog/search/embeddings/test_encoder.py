@@ -1,5 +1,6 @@
 """Semantic search with the real model: results, pending vectors, and an unavailable model."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from catalog.search.embeddings import encoder as sentence_encoder
 from catalog.search.embeddings.encoder import WIDTH, ModelUnavailable, batches, passage
 from catalog.search.embeddings.matrix import DetachedMatrix, Matrix
 from catalog.search.engine import search
+from catalog.search.evaluation import passages
 from catalog.search.index import Index, Searchable
 
 
@@ -141,6 +143,32 @@ def test_hints_are_found_by_keyword_and_semantically(encoder):
     assert first(index, "railway tickets", "embedding") == "a__x1"
 
 
+def test_phrases_raise_a_tool_and_never_lower_it(encoder):
+    plain = [tool("a__x1", "Convert a currency."), tool("a__x2", "Translate a text.")]
+    phrased = [replace(plain[0], phrases=("feed the neighbour's cat",)), plain[1]]
+
+    def scores(tools, query):
+        index = Index(tools, DetachedMatrix(encoder, passages(tools)))
+        return index.similarities(encoder.encode_queries([query]))[:, 0]
+
+    far, near = "exchange rate of the dollar", "who looks after my cat"
+    assert scores(phrased, far) == pytest.approx(scores(plain, far), abs=1e-3)
+    assert scores(phrased, near)[0] > scores(plain, near)[0] + 0.2
+    assert scores(phrased, near)[1] == pytest.approx(scores(plain, near)[1], abs=1e-3)
+
+
+def test_a_tool_whose_phrases_have_no_vector_yet_is_scored_without_them(encoder):
+    item = replace(tool("a__x1", "Convert a currency."), phrases=("feed the cat",))
+    matrix = DetachedMatrix(encoder, {item.key: item.passage})
+    vectors = encoder.encode_queries(["convert euros"])
+
+    similarities = Index([item], matrix).similarities(vectors)
+
+    expected = matrix.products(matrix.rows([item.key]), vectors)
+    assert similarities == pytest.approx(expected)
+    assert not np.isnan(similarities).any()
+
+
 def test_a_server_hint_raises_tools_and_excludes_none(encoder):
     tools = [tool(f"{server}__list_items", "List items.") for server in ("calendar", "shop", "zoo")]
     index = Index(tools, DetachedMatrix(encoder, {one.key: one.passage for one in tools}))
@@ -182,7 +210,7 @@ def test_weights_with_a_wrong_checksum_are_rejected(tmp_path, monkeypatch):
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(sentence_encoder, "PACKAGE", "no_such_package")
 
-    with pytest.raises(ModelUnavailable, match="no_such_package is missing"):
+    with pytest.raises(ModelUnavailable, match="run: toolcrib install-model"):
         sentence_encoder.load(tmp_path)
 
 

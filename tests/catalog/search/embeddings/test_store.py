@@ -173,9 +173,7 @@ def test_vectors_of_unused_texts_are_deleted(model, monkeypatch):
 
     vector_store.embed_missing()
 
-    assert [one.text_sha256 for one in Vector.objects.all()] == list(
-        vector_store.searchable_tools()
-    )
+    assert [one.text_sha256 for one in Vector.objects.all()] == list(vector_store.passages())
 
 
 def test_hints_of_an_admin_are_indexed(model):
@@ -189,3 +187,32 @@ def test_hints_of_an_admin_are_indexed(model):
         engine.search(scope.scope_of_agent(make_agent()).index, query="coffee").hits[0].name
         == "s__run"
     )
+
+
+def test_other_hints_have_a_vector_of_their_own_and_leave_the_tools_alone(model):
+    tool = make_tool(make_server(slug="s"), "run", description="Runs.")
+    embed()
+    [passage] = model.passages
+    tool.hints.create(text="brew coffee", kind="example", source="model")
+    Revision.bump()
+
+    embed()
+
+    assert model.passages == [passage, "brew coffee"]
+    index_ = scope.scope_of_agent(make_agent()).index
+    assert engine.search(index_, query="espresso", strategy="embedding").hits[0].name == "s__run"
+
+
+def test_a_hint_of_one_agent_is_encoded_and_found_by_that_agent_only(model):
+    tool = make_tool(make_server(slug="s"), "run", description="Runs.")
+    scout, other = make_agent(), make_agent()
+    tool.hints.create(text="brew coffee", kind="example", source="use", agent=scout)
+    Revision.bump()
+
+    embed()
+
+    found = [
+        engine.search(scope.scope_of_agent(agent).index, query="espresso").hits
+        for agent in (scout, other)
+    ]
+    assert [len(hits) for hits in found] == [1, 0]

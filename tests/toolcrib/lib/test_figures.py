@@ -1,6 +1,6 @@
 import pytest
 
-from toolcrib.lib.percentile import percentile
+from toolcrib.lib.figures import percentile
 
 
 @pytest.mark.parametrize(

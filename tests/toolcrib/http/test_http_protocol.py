@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 
 from tests.support.waiting import wait_for
-from toolcrib.runtime.http_protocol import TimeoutHttpProtocol
+from toolcrib.http.http_protocol import TimeoutHttpProtocol
 
 SIZE = 32 * 1024 * 1024  # more than any socket buffer holds
 
