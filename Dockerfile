@@ -17,6 +17,7 @@ RUN pip install --no-deps --require-hashes -r requirements.lock \
 
 COPY manage.py ./
 COPY toolcrib ./toolcrib
+COPY clients/python/src ./clients/python/src
 COPY catalog ./catalog
 COPY servers ./servers
 COPY sessions_app ./sessions_app

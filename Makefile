@@ -53,6 +53,8 @@ bench: $(VENV)/test.stamp
 	@$(BIN)/python bench/session.py
 	@$(BIN)/python bench/pages.py
 	@$(BIN)/python bench/dispatch.py
+	@$(BIN)/python bench/rules.py
+	@$(BIN)/python bench/scripts.py
 	@$(BIN)/python bench/scale.py
 	@$(BIN)/python bench/rest.py
 	@$(BIN)/python bench/workers.py
@@ -81,13 +83,13 @@ $(VENV)/test.stamp: tests/requirements.lock $(VENV)/run.stamp
 
 # For maintainers, with uv installed: the locks hold hashes and no index address.
 lock:
-	uv pip compile pyproject.toml --override .ci/overrides.in --universal --python-version 3.11 \
+	uv pip compile pyproject.toml --group model --extra scripts --override .ci/overrides.in --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-header --no-annotate -o requirements.lock
 	uv pip compile --group test -c requirements.lock --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-header --no-annotate -o tests/requirements.lock
 	uv pip compile tests/servers.in --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-header --no-annotate -o tests/servers.lock
-	for name in mcp1 fastmcp; do uv pip compile tests/clients-$$name.in --universal \
+	for name in mcp1 fastmcp openapi; do uv pip compile tests/clients-$$name.in --universal \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate \
 	  -o tests/clients-$$name.lock; done
 	uv pip compile tests/peers-mcp-proxy.in --universal --python-version 3.11 --generate-hashes \
