@@ -1,9 +1,9 @@
 """List the modules that one warm request passes: `python bench/trace_request.py`.
 
 Starts Toolcrib with a profile function in every thread and sends a call over REST, a call over MCP
-of both eras and a search, each after two of the same kind. A module counts if one of its functions
-ran during the request and not while the server was idle; helpers in `toolcrib/lib` are listed and
-not counted. docs/architecture.md quotes the result.
+of both eras and a search, each after two of the same kind and on a kept connection. A module counts
+if one of its functions ran in each of three requests and not while the server was idle; helpers in
+`toolcrib/lib` are listed and not counted. docs/architecture.md quotes the result.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 OURS = tuple(f"{ROOT}/{app}/" for app in ("catalog", "servers", "sessions_app", "toolcrib"))
 # Helpers that know nothing of the product, and the subclass of the web server's protocol.
 NOT_COUNTED = ("toolcrib/lib/", "sessions_app/models/", "toolcrib/http/http_protocol.py")
+REQUESTS = 3  # of each kind that are traced
 IDLE_SECONDS = 3.0  # longer than every periodic task of a web process
 
 
@@ -85,6 +86,11 @@ def traced(folder: Path) -> Iterator[tuple[Any, Callable[[], list[str]]]]:
         yield toolcrib, take
 
 
+def in_all(taken: Sequence[Sequence[str]]) -> list[str]:
+    """Return the functions that each request passes; periodic tasks run beside one of them."""
+    return [name for name in taken[0] if all(name in others for others in taken)]
+
+
 def modules(functions: list[str], idle: set[str]) -> list[str]:
     names: dict[str, None] = {}
     for function in functions:
@@ -101,8 +107,11 @@ async def over_mcp(agent: Any, mode: str, take: Callable[[], list[str]]) -> list
         for _ in range(2):
             await client.call_tool("deferred_tool_call", request)
         await asyncio.to_thread(take)
-        await client.call_tool("deferred_tool_call", request)
-        return await asyncio.to_thread(take)
+        taken = []
+        for _ in range(REQUESTS):
+            await client.call_tool("deferred_tool_call", request)
+            taken.append(await asyncio.to_thread(take))
+        return in_all(taken)
 
 
 def main() -> None:
@@ -119,19 +128,31 @@ def main() -> None:
         register(toolcrib, "weather", url)
         agent = make_agent(toolcrib, "tracer", mode="deferred")
         session = agent.open()
+        connection = agent.connect()
 
         def repeat(request: Callable[[], Any]) -> list[str]:
             request()
             request()
             take()
-            request()
-            return take()
+            taken = []
+            for _ in range(REQUESTS):
+                request()
+                taken.append(take())
+            return in_all(taken)
 
-        def call() -> Any:
-            return session.call("weather__get_forecast", {"city": "Oslo"})
+        def post(path: str, body: Mapping[str, Any]) -> None:
+            """Send a request on a connection that is kept, as clients do."""
+            url = f"/api/v1{session.path}{path}"
+            connection.request("POST", url, json.dumps(body), agent.headers())
+            response = connection.getresponse()
+            assert response.status == 200, response.read()
+            response.read()
 
-        def search() -> Any:
-            return session.search(query="weather forecast")
+        def call() -> None:
+            post("/call", {"tool_name": "weather__get_forecast", "arguments": {"city": "Oslo"}})
+
+        def search() -> None:
+            post("/search", {"query": "weather forecast"})
 
         search()
         time.sleep(IDLE_SECONDS)  # until the indexes of the new catalog are built

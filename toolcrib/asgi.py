@@ -241,7 +241,8 @@ class Router:
             await self.pages(scope, receive, send)  # type: ignore[arg-type]
             return
         is_bearer_only = is_mcp_path(scope["path"]) or is_api_path(scope["path"])
-        origin = cross_origin.find_origin(scope) if is_bearer_only else None
+        is_cross_origin = is_bearer_only and bool(settings.BROWSER_ORIGINS)
+        origin = cross_origin.find_origin(scope) if is_cross_origin else None
         response = ResponseGuard(scope, cross_origin.allow(origin, send) if origin else send)
         try:
             await self.route(scope, _limit_body_time(receive), response.send)
@@ -269,7 +270,8 @@ class Router:
         is_api = is_api_path(path)
         is_mcp = is_mcp_path(path)
         check_host(dict(scope["headers"]).get(b"host", b""))
-        if (is_api or is_mcp) and cross_origin.is_preflight(scope):
+        is_options = scope["method"] == "OPTIONS"
+        if is_options and (is_api or is_mcp) and cross_origin.is_preflight(scope):
             await cross_origin.answer_preflight(scope, send)
         elif OAUTH_PATH.fullmatch(path):
             body = json.dumps(NoOAuth().as_json(), ensure_ascii=False).encode()

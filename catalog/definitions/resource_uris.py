@@ -51,11 +51,6 @@ def view_uri(body: str) -> str:
     return uri if isinstance(uri, str) else ""
 
 
-def is_mentioned(text: str) -> bool:
-    """Return whether a JSON text may contain URIs to rewrite. Cheap: every call asks."""
-    return '"uri":' in text or '"resourceUri":' in text or '"ui/resourceUri":' in text
-
-
 def rewrite_content(server: str, content: list[Any]) -> list[Any]:
     """Return content blocks whose links and embedded resources have public URIs."""
     return [rewrite_block(server, block) for block in content]

@@ -45,6 +45,7 @@ LATE_GRACE = 10.0  # seconds to wait for an answer after the deadline
 MAX_BYTES_ON_LOOP = 64 * 1024  # larger results are parsed and redacted in a thread
 WATCH_RETRY_SECONDS, MAX_WATCH_RETRY_SECONDS = 1.0, 60.0
 MAX_QUOTED = 500  # characters of a server's error message
+URI_MEMBERS = '"uri":', '"resourceUri":', '"ui/resourceUri":'  # of a result, in canonical JSON
 SERVER_INFO = "io.modelcontextprotocol/serverInfo"  # in `_meta`: about the connection
 REJECTION_CODES = frozenset({"auth", "http_status", "redirect", "not_mcp"})
 
@@ -85,6 +86,11 @@ class CallOutcome:
     # With the state `input_required`: what the server asks, and its own `requestState`.
     input_requests: dict[str, Any] | None = None
     request_state: str | None = None
+
+    @property
+    def mentions_resources(self) -> bool:
+        """Whether the result may contain URIs of resources. Cheap: every call asks."""
+        return any(member in text for text in self.serialized or () for member in URI_MEMBERS)
 
 
 @dataclass(frozen=True)

@@ -381,7 +381,7 @@ async def _record(plan: CallPlan, outcome: CallOutcome) -> CallResponse:
         plan.entry.idempotency_key = None  # the key may be used for a retry
     if outcome.state == "not_sent":
         plan.entry.sent_at = None
-    if outcome.serialized is not None and plan.tool.has_resources:
+    if plan.tool.has_resources and outcome.mentions_resources:
         outcome = feature_results.rewrite_uris(plan.method, plan.tool.server, outcome)
     if outcome.size <= LARGE_BYTES and _is_compiled(plan.tool):
         result = _call_result(plan, outcome)

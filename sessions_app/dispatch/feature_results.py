@@ -17,7 +17,7 @@ REWRITES = {
 
 def rewrite_uris(method: str, server: str, outcome: CallOutcome) -> CallOutcome:
     """Return an outcome in which links to resources can be read through Toolcrib."""
-    if outcome.serialized is None or not any(map(resource_uris.is_mentioned, outcome.serialized)):
+    if outcome.serialized is None:
         return outcome
     rewrite = REWRITES.get(method, resource_uris.rewrite_content)
     content = rewrite(server, outcome.content or [])

@@ -245,7 +245,7 @@ async def _run(
             key = call.headers.get("idempotency-key")
             script = runner.ScriptRequest(**dict(body), idempotency_key=key)
             return _script_result(await runner.run_script(caller, script))
-        if call.is_modern:
+        if call.is_modern and call.request_state is not None:
             state = questions.unseal(caller.digest, call.subject, call.request_state)
             if held_id := state.get("held"):
                 await _take_answer(caller, call, held_id)

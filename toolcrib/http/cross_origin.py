@@ -14,8 +14,6 @@ PREFLIGHT_SECONDS = b"600"
 
 def find_origin(scope: Scope) -> bytes | None:
     """Return the origin of a request from a page that may use Toolcrib."""
-    if not settings.BROWSER_ORIGINS:
-        return None
     origin: bytes | None = dict(scope["headers"]).get(b"origin")
     allowed = origin is not None and origin.decode("latin-1") in settings.BROWSER_ORIGINS
     return origin if allowed else None
@@ -38,10 +36,9 @@ def allow(origin: bytes, send: Send) -> Send:
 
 
 def is_preflight(scope: Scope) -> bool:
-    """Return whether a browser asks if a page of an allowed origin may send a request."""
+    """Return whether an OPTIONS request asks if a page of an allowed origin may send another."""
     headers = dict(scope["headers"])
-    asks = scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
-    return asks and find_origin(scope) is not None
+    return b"access-control-request-method" in headers and find_origin(scope) is not None
 
 
 async def answer_preflight(scope: Scope, send: Send) -> None:
