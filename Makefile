@@ -65,6 +65,7 @@ bench: $(VENV)/test.stamp
 soak: $(VENV)/test.stamp
 	@$(BIN)/python -m tests.support.parts
 	@MODEL_STEPS=20000 $(BIN)/python -m pytest -q -o timeout=0 tests/sessions_app/sessions/test_session_model.py
+	@KILL_ROUNDS=200 $(BIN)/python -m pytest -q -o timeout=0 tests/e2e/live/test_script_kills.py
 	@$(BIN)/python bench/faults.py
 
 $(VENV)/bin/pip:
