@@ -51,6 +51,7 @@ bench: $(VENV)/test.stamp
 	@$(BIN)/python bench/changes.py
 	@$(BIN)/python bench/tokens.py
 	@$(BIN)/python bench/session.py
+	@$(BIN)/python bench/search.py --sizes 500 10000
 	@$(BIN)/python bench/pages.py
 	@$(BIN)/python bench/dispatch.py
 	@$(BIN)/python bench/rules.py

@@ -41,7 +41,7 @@ class HeldCallOut(Schema):
 
 class HeldCallPage(Schema):
     items: list[HeldCallOut]
-    next_cursor: str
+    next_cursor: str | None
 
 
 class GrantIn(Strict):
@@ -95,7 +95,7 @@ class GrantOut(Schema):
 
 class GrantPage(Schema):
     items: list[GrantOut]
-    next_cursor: str
+    next_cursor: str | None
 
 
 class PageIn(Strict):
@@ -119,7 +119,7 @@ def list_held_calls(request: HttpRequest, options: Query[ListIn]) -> dict[str, A
         rows = rows.filter(pk__lt=_parse_cursor(options.cursor))
     page, cursor = cut_page(rows.order_by("-pk"), options.limit, lambda row: str(row.pk))
     record_read(page, key_actor(request))
-    return {"items": [call_body(call) for call in page], "next_cursor": cursor or ""}
+    return {"items": [call_body(call) for call in page], "next_cursor": cursor}
 
 
 def _parse_cursor(cursor: str) -> int:
@@ -175,7 +175,7 @@ def list_grants(request: HttpRequest, session_id: str, options: Query[PageIn]) -
     if options.cursor:
         rows = rows.filter(pk__gt=_parse_cursor(options.cursor))
     page, cursor = cut_page(rows, options.limit, lambda row: str(row.pk))
-    return {"items": [grant_body(grant) for grant in page], "next_cursor": cursor or ""}
+    return {"items": [grant_body(grant) for grant in page], "next_cursor": cursor}
 
 
 @router.delete("/grants/{grant_id}", response={204: None, **ERRORS}, operation_id="delete_grant")

@@ -1,12 +1,16 @@
-"""Each numbered requirement of the engine names the tests that show it, or says why not."""
+"""Requirements of the engine and defects that were fixed name the tests that show them."""
 
 import ast
 from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LINES = Path(__file__).with_name("requirements.txt").read_text().splitlines()
-ROWS = [line.split(" | ") for line in LINES if not line.startswith("#")]
+
+
+def read_rows(name):
+    """Return the rows of a table in this folder, as lists of columns."""
+    lines = Path(__file__).with_name(name).read_text().splitlines()
+    return [line.split(" | ") for line in lines if not line.startswith("#")]
 
 
 @lru_cache
@@ -16,15 +20,28 @@ def functions_of(path):
     return {node.name for node in ast.walk(tree) if isinstance(node, functions)}
 
 
+def assert_tests_exist(row, names):
+    assert names.split(), row
+    for name in names.split():
+        path, _, function = name.partition("::")
+        assert function.startswith("test_"), row
+        assert function in functions_of(path), f"{row}: {name}"
+
+
 def test_every_requirement_is_listed_once():
-    assert [int(number) for number, _, _ in ROWS] == [*range(1, 83), *range(98, 103)]
+    numbers = [int(number) for number, _, _ in read_rows("requirements.txt")]
+    assert numbers == [*range(1, 83), *range(98, 103)]
 
 
 def test_each_is_shown_by_tests_or_differs_by_design():
-    for _, requirement, shown in ROWS:
-        if shown.startswith("By design: "):
-            continue
-        for name in shown.split():
-            path, _, function = name.partition("::")
-            assert function.startswith("test_"), requirement
-            assert function in functions_of(path), f"{requirement}: {name}"
+    for _, requirement, shown in read_rows("requirements.txt"):
+        if not shown.startswith("By design: "):
+            assert_tests_exist(requirement, shown)
+
+
+def test_every_defect_names_tests_that_exist():
+    rows = read_rows("defects.txt")
+    assert len(rows) >= 40
+    assert len({defect for defect, _ in rows}) == len(rows)
+    for defect, names in rows:
+        assert_tests_exist(defect, names)

@@ -16,7 +16,17 @@ from tests.support.waiting import scaled
 ROOT = Path(__file__).resolve().parents[3]
 ENDPOINTS = dict.fromkeys(
     (
-        *("conformance", "counting", "echoing", "healthy", "many", "noisy", "rich", "rug_pull"),
+        *(
+            "clinic",
+            "conformance",
+            "counting",
+            "echoing",
+            "healthy",
+            "many",
+            "noisy",
+            "rich",
+            "rug_pull",
+        ),
         *("versions", "workshop", "zoo"),
     ),
     "/mcp",
