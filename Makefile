@@ -85,7 +85,7 @@ $(VENV)/test.stamp: tests/requirements.lock $(VENV)/run.stamp
 
 # For maintainers, with uv installed: the locks hold hashes and no index address.
 lock:
-	uv pip compile pyproject.toml --group model --extra scripts --override .ci/overrides.in --universal --python-version 3.11 \
+	uv pip compile pyproject.toml --group model --extra scripts --extra typescript --override .ci/overrides.in --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-header --no-annotate -o requirements.lock
 	uv pip compile --group test -c requirements.lock --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-header --no-annotate -o tests/requirements.lock

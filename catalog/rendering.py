@@ -46,6 +46,10 @@ SCRIPT_DESCRIPTION = (
     "async with, create_task, gather(return_exceptions), io, statistics, string, urllib. At most "
     "60 seconds and 50 calls. If the status is running or held, ask check_call with the run_id."
 )
+TYPESCRIPT_DESCRIPTION = (
+    "Default python. In typescript: `await github.create_issue({title: …})`, `Promise.all`, "
+    "`return` the result; no imports, types are not checked; a tool's error is a ToolError"
+)
 
 
 @dataclass(frozen=True)
@@ -375,9 +379,11 @@ def check_call(*, has_scripts: bool = False) -> dict[str, Any]:
 def run_script() -> dict[str, Any]:
     """Return the tool that runs a script of calls."""
     source = {"type": "string", "description": "The last expression is the result"}
+    language = {"enum": ["python", "typescript"], "description": TYPESCRIPT_DESCRIPTION}
     schema = _object(
         {
             "code": source,
+            "language": language,
             "input": {"description": "Any JSON value, which the script has as `input`"},
             "timeout": {"type": "number", "description": "Seconds, 1 to 60; default 60"},
         },

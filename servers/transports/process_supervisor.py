@@ -54,6 +54,8 @@ def read_command(lifeline: int) -> dict[str, Any] | None:
 def restrict(sandbox: dict[str, Any]) -> None:
     """Give up rights: limits, the user, then access to paths. See sandbox.py."""
     limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, sandbox["memory"])]
+    if "cpu" in sandbox:
+        limits.append((resource.RLIMIT_CPU, sandbox["cpu"]))
     if sandbox["processes"]:
         limits.append((resource.RLIMIT_NPROC, sandbox["processes"]))
     ruleset = None

@@ -70,6 +70,7 @@ class Waiting:
 @dataclass(frozen=True)
 class Finished:
     value: object
+    cut_bytes: int = 0  # of the JSON whose beginning `value` is; 0: `value` is the whole value
 
 
 Step = Waiting | Finished
@@ -140,10 +141,15 @@ def _create_engine(language: str) -> Engine:
                 hint="Ask your operator to install toolcrib[scripts], or call tools one by one.",
             ) from None
         return PythonEngine()
-    raise EngineMissing(
-        "This installation cannot run scripts in TypeScript: Toolcrib has no engine for it yet.",
-        hint="Write the script in Python.",
-    )
+    try:
+        from sessions_app.scripts.typescript_engine import TypeScriptEngine
+
+        return TypeScriptEngine()
+    except (ImportError, FileNotFoundError):  # the package, or its program
+        raise EngineMissing(
+            "This installation cannot run scripts in TypeScript: Deno is not installed.",
+            hint="Ask your operator to install toolcrib[typescript], or write it in Python.",
+        ) from None
 
 
 async def close_engines() -> None:

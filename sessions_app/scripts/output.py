@@ -81,8 +81,13 @@ class _Converter:
         return str(value)[:200]
 
 
-def returned_json(value: object) -> tuple[str, bool]:
-    """Return a returned value as canonical JSON, and whether it was cut."""
+def returned_json(value: object, cut_bytes: int = 0) -> tuple[str, bool]:
+    """Return a returned value as canonical JSON, and whether it was cut.
+
+    With `cut_bytes`, the value is the beginning of a JSON text of so many bytes.
+    """
+    if cut_bytes:
+        return _cut_json(str(value).encode("utf-8", "replace"), cut_bytes), True
     try:
         text = canonical(as_json(value))
     except (TooLarge, RecursionError):
@@ -91,6 +96,10 @@ def returned_json(value: object) -> tuple[str, bool]:
     data = text.encode("utf-8", "replace")
     if len(data) <= MAX_RESULT_BYTES:
         return data.decode(), False
+    return _cut_json(data, len(data)), True
+
+
+def _cut_json(data: bytes, size: int) -> str:
     # Half of it, since quoting may double it.
     start = data[: MAX_RESULT_BYTES // 2].decode("utf-8", "ignore")
-    return canonical({"cut": True, "bytes": len(data), "start": start}), True
+    return canonical({"cut": True, "bytes": size, "start": start})

@@ -227,7 +227,9 @@ async def _drive(
                         break
                     step = await execution.resume(given)
                 if isinstance(step, Finished):
-                    result, is_cut = await asyncio.to_thread(returned_json, step.value)
+                    result, is_cut = await asyncio.to_thread(
+                        returned_json, step.value, step.cut_bytes
+                    )
             finally:
                 logs = execution.logs
     except ScriptFailed as failed:

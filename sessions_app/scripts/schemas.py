@@ -25,7 +25,9 @@ class SdkOut(Schema):
 
 
 class ScriptIn(AgentBody):
-    code: str = Field(description="The script. Its last expression or a return is the result")
+    code: str = Field(
+        description="The script. Its return, or in Python its last expression, is the result"
+    )
     language: Literal["python", "typescript"] = "python"
     timeout: float | None = Field(
         None, ge=1, le=MAX_SECONDS, description="Seconds of running; pauses are not counted"

@@ -213,18 +213,27 @@ def test_a_missing_engine_says_so(run, monkeypatch):
     assert call.status == 200
 
 
-def test_a_script_in_typescript_is_answered_with_what_to_do(run):
+def test_a_missing_engine_for_typescript_says_so(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "deno", None)
+    monkeypatch.delitem(sys.modules, "sessions_app.scripts.typescript_engine", raising=False)
+    monkeypatch.setattr(engines, "_engines", {})
+
     async def scenario(web):
-        return await web.post("scripts", {"code": "1", "language": "typescript"})
+        typescript = {"code": "return 1", "language": "typescript"}
+        return await web.post("scripts", typescript), await web.script("1")
 
-    answer = run(scenario)
+    answer, python = run(scenario)
     assert answer.status == 501
-    assert answer.json["error"]["hint"] == "Write the script in Python."
+    assert answer.json["error"]["code"] == "engine_missing"
+    assert "Deno is not installed" in answer.json["error"]["message"]
+    assert "toolcrib[typescript]" in answer.json["error"]["hint"]
+    assert python["result"] == 1
 
 
-def test_a_clone_and_the_image_install_the_engine_of_the_extra():
+@pytest.mark.parametrize("name", ["scripts", "typescript"])
+def test_a_clone_and_the_image_install_the_engine_of_the_extra(name):
     extra = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert f"\n{extra['scripts'][0]} \\\n" in Path("requirements.lock").read_text()
+    assert f"\n{extra[name][0]} \\\n" in Path("requirements.lock").read_text()
 
 
 def test_a_run_of_another_agent_is_unknown(run):

@@ -1,13 +1,12 @@
 """Stubs and declarations of tools: what they say, and that checkers accept them."""
 
 import json
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from deno import find_deno_bin
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -245,13 +244,10 @@ def test_stubs_of_the_strangest_schemas_pass_the_checker_of_the_engine():
 
 
 def test_declarations_of_the_strangest_schemas_pass_typescript(tmp_path):
-    deno = shutil.which("deno", path=str(Path(sys.executable).parent))
-    if deno is None:
-        pytest.skip("Deno is not installed")
     text = typescript_declarations.namespace("github", strange_tools(), docs=True)
     (tmp_path / "github.ts").write_text(f"{text}\nexport {{}};\n")
     done = subprocess.run(
-        [deno, "check", "--no-config", "--no-lock", "github.ts"],
+        [find_deno_bin(), "check", "--no-config", "--no-lock", "github.ts"],
         cwd=tmp_path, capture_output=True, text=True, check=False,
         env={"DENO_DIR": str(tmp_path / "deno"), "HOME": str(tmp_path), "NO_COLOR": "1"},
     )  # fmt: skip
