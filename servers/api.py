@@ -6,7 +6,7 @@ Secrets are write-only: responses contain credential names, never values.
 import json
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponse
@@ -15,17 +15,21 @@ from pydantic import Field
 
 from catalog import audit
 from catalog.cache import features_of
-from catalog.models import ToolState
+from catalog.models import FeatureKind, ToolState
 from servers.mcp_json import exporter, importer
 from servers.mcp_json.exporter import Shape
 from servers.models import (
+    ConnectionPolicy,
     Credential,
     CredentialKind,
+    Isolation,
     Server,
     ServerQuerySet,
+    ServerState,
     SyncRun,
     Transport,
     Trigger,
+    Trust,
 )
 from servers.registration import actions as server_actions
 from servers.registration import confirmation
@@ -34,7 +38,7 @@ from servers.registration.drafts import ServerDraft, make_slug
 from servers.secret import Secret
 from servers.sync import connection_test, scheduling
 from servers.sync.connection_test import ConnectionTestResult
-from toolcrib.lib.api_schemas import ERRORS, Strict, set_location
+from toolcrib.lib.api_schemas import ERRORS, Cursor, Limit, Strict, bounds, choices, set_location
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.roles import key_actor
@@ -43,7 +47,7 @@ router = Router(tags=["servers"])
 
 
 class CredentialOut(Schema):
-    kind: str
+    kind: Annotated[str, choices(CredentialKind)]
     name: str
     has_secret: bool
     set_at: datetime
@@ -57,19 +61,19 @@ class ServerOut(Schema):
     slug: str
     name: str
     description: str
-    transport: str
+    transport: Annotated[str, choices(Transport)]
     command: str
     args: list[str]
     cwd: str
     url: str
-    connection_policy: str
-    isolation: str
-    trust: str
+    connection_policy: Annotated[str, choices(ConnectionPolicy)]
+    isolation: Annotated[str, choices(Isolation)]
+    trust: Annotated[str, choices(Trust)]
     call_timeout: int
     concurrency: int
     poll_seconds: int
     enabled: bool
-    state: str
+    state: Annotated[str, choices(ServerState)]
     state_code: str
     state_reason: str
     state_since: datetime | None
@@ -93,7 +97,7 @@ class ServerPage(Schema):
 class FeatureOut(Schema):
     """A prompt, resource or resource template, as its server lists it."""
 
-    kind: str
+    kind: Annotated[str, choices(FeatureKind)]
     name: str = Field(description="Public name of a prompt, or public URI or template")
     key: str = Field(description="The server's own name, URI or template")
     item: dict[str, Any]
@@ -130,16 +134,16 @@ class ServerEdit(Strict):
     enabled: bool | None = None
     name: str | None = None
     description: str | None = None
-    connection_policy: str | None = None
-    isolation: str | None = None
-    trust: str | None = None
-    call_timeout: int | None = None
-    concurrency: int | None = None
-    poll_seconds: int | None = None
+    connection_policy: Annotated[str, choices(ConnectionPolicy)] | None = None
+    isolation: Annotated[str, choices(Isolation)] | None = None
+    trust: Annotated[str, choices(Trust)] | None = None
+    call_timeout: Annotated[int, bounds(1, 900)] | None = None
+    concurrency: Annotated[int, bounds(1, 256)] | None = None
+    poll_seconds: Annotated[int, bounds(5, 86400)] | None = None
 
 
 class CredentialsIn(Strict):
-    kind: str
+    kind: Annotated[str, choices(CredentialKind)]
     values: dict[str, str | None]
     # For stdio: a changed variable or environment is confirmed as in ConnectionIn.
     confirm_argv: list[str] | None = None
@@ -167,8 +171,8 @@ class RemovedOut(Schema):
 
 class SyncRunOut(Schema):
     id: int
-    trigger: str
-    outcome: str
+    trigger: Annotated[str, choices(Trigger)]
+    outcome: Annotated[str, choices(SyncRun.Outcome)]
     phase: str
     started_at: datetime
     finished_at: datetime | None
@@ -226,8 +230,12 @@ def confirmed_digest(body: ConnectionIn | CredentialsIn, program: Program) -> st
 
 @router.get("", response={200: ServerPage, **ERRORS})
 def list_servers(
-    request: HttpRequest, limit: int = 50, cursor: str = "", state: str = ""
+    request: HttpRequest,
+    limit: Limit = 50,
+    cursor: Cursor = "",
+    state: Annotated[str, choices(ServerState, optional=True)] = "",
 ) -> dict[str, Any]:
+    """List servers by slug."""
     servers = servers_with_tool_counts().filter(slug__gt=cursor)
     if state:
         servers = servers.filter(state=state)
@@ -236,7 +244,7 @@ def list_servers(
 
 
 @router.post("", response={201: ServerOut, **ERRORS})
-def add_server(request: HttpRequest, response: HttpResponse, body: ServerIn) -> Status[Server]:
+def create_server(request: HttpRequest, response: HttpResponse, body: ServerIn) -> Status[Server]:
     """Register a server, and queue its first sync. A command needs its confirmation."""
     taken = set(Server.objects.values_list("slug", flat=True))
     draft, confirmed = parse_connection(
@@ -252,7 +260,7 @@ def add_server(request: HttpRequest, response: HttpResponse, body: ServerIn) -> 
 
 
 @router.post("/test", response={200: ConnectionTestResult, **ERRORS})
-def test_draft(request: HttpRequest, body: ServerIn) -> ConnectionTestResult:
+def test_server_draft(request: HttpRequest, body: ServerIn) -> ConnectionTestResult:
     """Test a connection without registering the server. For stdio this runs the command."""
     slug = body.slug or make_slug(body.name, set())
     draft, confirmed = parse_connection(body, name=body.name, slug=slug)
@@ -300,12 +308,13 @@ def export_servers(request: HttpRequest, options: Query[ExportIn]) -> dict[str, 
 
 @router.get("/{slug}", response={200: ServerOut, **ERRORS})
 def get_server(request: HttpRequest, slug: str) -> Server:
+    """Get a server with the state of its connection."""
     return find_server(slug)
 
 
 @router.get("/{slug}/features", response={200: FeaturePage, **ERRORS})
-def list_features(
-    request: HttpRequest, slug: str, limit: int = 50, cursor: str = ""
+def list_server_features(
+    request: HttpRequest, slug: str, limit: Limit = 50, cursor: Cursor = ""
 ) -> dict[str, Any]:
     """List a server's prompts, resources and resource templates."""
     server = find_server(slug)
@@ -318,6 +327,7 @@ def list_features(
 
 @router.patch("/{slug}", response={200: ServerOut, **ERRORS})
 def edit_server(request: HttpRequest, slug: str, body: ServerEdit) -> Server:
+    """Change the fields in the request. A new connection is synced at once."""
     server, actor = find_server(slug), key_actor(request)
     changes = body.model_dump(exclude_none=True, exclude={"connection", "enabled"})
     if changes:
@@ -337,13 +347,12 @@ def edit_server(request: HttpRequest, slug: str, body: ServerEdit) -> Server:
 
 @router.delete("/{slug}", response={204: None, **ERRORS})
 def delete_server(request: HttpRequest, slug: str) -> Status[None]:
+    """Delete a server with its tools and credentials."""
     server_actions.delete_server(find_server(slug), actor=key_actor(request))
     return Status(204, None)
 
 
-@router.delete(
-    "/{slug}/tools", response={200: RemovedOut, **ERRORS}, operation_id="delete_server_tools"
-)
+@router.delete("/{slug}/tools", response={200: RemovedOut, **ERRORS})
 def delete_server_tools(request: HttpRequest, slug: str) -> dict[str, int]:
     """Remove a server's tools from agents until its next sync, which restores the listed ones.
 
@@ -353,7 +362,7 @@ def delete_server_tools(request: HttpRequest, slug: str) -> dict[str, int]:
 
 
 @router.put("/{slug}/credentials", response={200: ServerOut, **ERRORS})
-def set_credentials(request: HttpRequest, slug: str, body: CredentialsIn) -> Server:
+def set_server_credentials(request: HttpRequest, slug: str, body: CredentialsIn) -> Server:
     """Set credentials; null deletes one. Values are never returned.
 
     A variable or environment variable of a stdio server changes what runs: without a confirmation
@@ -383,13 +392,15 @@ def sync_server(request: HttpRequest, slug: str) -> Status[dict[str, str]]:
 
 @router.post("/{slug}/test", response={200: ConnectionTestResult, **ERRORS})
 def test_server(request: HttpRequest, slug: str) -> ConnectionTestResult:
+    """Connect to a server and list its tools, without saving anything."""
     return connection_test.test_server(find_server(slug), actor=key_actor(request))
 
 
 @router.get("/{slug}/sync-runs", response={200: SyncRunPage, **ERRORS})
-def list_sync_runs(
-    request: HttpRequest, slug: str, limit: int = 20, cursor: int | None = None
+def list_server_syncs(
+    request: HttpRequest, slug: str, limit: Limit = 20, cursor: int | None = None
 ) -> dict[str, Any]:
+    """List the syncs of a server, newest first."""
     runs = SyncRun.objects.filter(server=find_server(slug)).order_by("-id")
     if cursor is not None:
         runs = runs.filter(id__lt=cursor)

@@ -10,7 +10,6 @@ from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import RequestDataTooBig
 from django.db import DatabaseError, DataError, InterfaceError
 from django.http import Http404, HttpRequest, HttpResponse
-from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.parser import Parser
 from ninja.security import HttpBearer
@@ -44,6 +43,7 @@ from toolcrib.lib.errors import (
     UnstorableValue,
 )
 from toolcrib.lib.json_codec import parse_strict
+from toolcrib.lib.openapi.document import DescribedAPI
 from toolcrib.lib.protocols.asgi import BodyTooLarge, error_headers
 from toolcrib.lib.roles import Role, role_of
 from toolcrib.notifications.api import router as notifications_router
@@ -143,7 +143,7 @@ def reject_unknown_parameters(operation: Callable[..., Any]) -> Callable[..., An
     return check_and_run
 
 
-api = NinjaAPI(
+api = DescribedAPI(
     title="Toolcrib",
     version=settings.VERSION,
     description="Register MCP servers, sync and review their tools, and hand them to agents.",

@@ -1,7 +1,7 @@
 """Admin API of groups: create, edit, order, change members and undo. Uses the pages' actions."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from django.db import models, transaction
 from django.db.models import Q
@@ -18,8 +18,8 @@ from catalog.groups import undo as group_undo
 from catalog.groups.actions import GroupWrite
 from catalog.groups.health import Drift
 from catalog.groups.lints import Lint
-from catalog.models import Group, Membership
-from toolcrib.lib.api_schemas import ERRORS, Strict, set_location
+from catalog.models import Group, Membership, ToolState
+from toolcrib.lib.api_schemas import ERRORS, Cursor, Limit, Strict, choices, set_location
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.roles import key_actor
@@ -62,9 +62,10 @@ class GroupPage(Schema):
 
 class MemberOut(Schema):
     name: str
-    source: str
-    mcpServer: str | None
-    state: str
+    source: Annotated[str, choices(("mcp", "custom"))]
+    server: str | None = Field(description="Slug of its server; null: a custom tool")
+    mcpServer: str | None = Field(deprecated=True)
+    state: Annotated[str, choices(ToolState)]
     preload: bool | None  # null: the group's default
     preloaded: bool
     tokens: int | None
@@ -168,6 +169,7 @@ def _member_out(group: Group, member: Membership) -> dict[str, Any]:
     return {
         "name": tool.public_name,
         "source": tool.source,
+        "server": tool.server.slug if tool.server else None,
         "mcpServer": tool.server.slug if tool.server else None,
         "state": tool.state,
         "preload": member.preload,
@@ -181,7 +183,7 @@ def _undo_ids(*writes: GroupWrite | None) -> list[int]:
 
 
 @router.get("", response={200: GroupPage, **ERRORS})
-def list_groups(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict[str, Any]:
+def list_groups(request: HttpRequest, limit: Limit = 50, cursor: Cursor = "") -> dict[str, Any]:
     """List groups in the order agents see them."""
     rows = Group.objects.select_related("follows").order_by("position", "group_id")
     if cursor:
@@ -221,6 +223,7 @@ def order_groups(request: HttpRequest, body: GroupOrderIn) -> dict[str, Any]:
 
 @router.get("/{group_id}", response={200: GroupDetail, **ERRORS})
 def get_group(request: HttpRequest, group_id: str) -> dict[str, Any]:
+    """Get a group with its members, warnings and difference from its server."""
     return _detail(group_id)
 
 
@@ -251,7 +254,7 @@ def delete_group(request: HttpRequest, group_id: str) -> dict[str, Any]:
 
 
 @router.post("/{group_id}/members", response={200: GroupDetail, **ERRORS})
-def add_members(request: HttpRequest, group_id: str, body: AssignIn) -> dict[str, Any]:
+def add_group_members(request: HttpRequest, group_id: str, body: AssignIn) -> dict[str, Any]:
     """Add tools by public name; existing members stay unchanged."""
     group, tools = actions.find_group(group_id), actions.find_tools(body.tools)
     write = actions.assign(group, tools, body.position, actor=key_actor(request))
@@ -259,14 +262,17 @@ def add_members(request: HttpRequest, group_id: str, body: AssignIn) -> dict[str
 
 
 @router.delete("/{group_id}/members", response={200: GroupDetail, **ERRORS})
-def remove_members(request: HttpRequest, group_id: str, tool: Query[list[str]]) -> dict[str, Any]:
+def remove_group_members(
+    request: HttpRequest, group_id: str, tool: Query[list[str]]
+) -> dict[str, Any]:
+    """Remove tools from a group."""
     group = actions.find_group(group_id)
     write = actions.remove(group, actions.find_tools(tool), actor=key_actor(request))
     return _detail(group_id, write)
 
 
 @router.put("/{group_id}/members", response={200: GroupDetail, **ERRORS})
-def order_members(request: HttpRequest, group_id: str, body: ToolsIn) -> dict[str, Any]:
+def order_group_members(request: HttpRequest, group_id: str, body: ToolsIn) -> dict[str, Any]:
     """Put these members first, in this order; the others keep their order."""
     group = actions.find_group(group_id)
     write = actions.order_members(group, body.tools, actor=key_actor(request))
@@ -274,7 +280,9 @@ def order_members(request: HttpRequest, group_id: str, body: ToolsIn) -> dict[st
 
 
 @router.patch("/{group_id}/members", response={200: GroupDetail, **ERRORS})
-def set_preload(request: HttpRequest, group_id: str, body: MemberPreloadIn) -> dict[str, Any]:
+def edit_group_members(
+    request: HttpRequest, group_id: str, body: MemberPreloadIn
+) -> dict[str, Any]:
     """Preload members always (true), on demand (false), or by the group's default (null)."""
     group, tools = actions.find_group(group_id), actions.find_tools(body.tools)
     write = actions.set_preload(group, tools, body.preload, actor=key_actor(request))
@@ -283,7 +291,7 @@ def set_preload(request: HttpRequest, group_id: str, body: MemberPreloadIn) -> d
 
 # Declared last, so that a group may have the id `undo`.
 @router.post("/undo/{audit_id}", response={200: Undoable, **ERRORS})
-def undo(request: HttpRequest, audit_id: int) -> dict[str, Any]:
+def undo_group_write(request: HttpRequest, audit_id: int) -> dict[str, Any]:
     """Undo one write to a group by the id of its audit entry."""
     write = group_undo.undo(group_undo.find_entry(audit_id), actor=key_actor(request))
     return {"group_id": write.group.group_id, "undo": _undo_ids(write)}

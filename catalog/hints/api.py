@@ -9,9 +9,9 @@ from ninja import Router, Schema, Status
 from pydantic import Field
 
 from catalog.hints import actions, exchange
-from catalog.models import HintSource, ToolHint
+from catalog.models import HintKind, HintSource, ToolHint
 from catalog.tools.queries import find_tool
-from toolcrib.lib.api_schemas import ERRORS, Strict, set_location
+from toolcrib.lib.api_schemas import ERRORS, Cursor, Limit, Strict, choices, set_location
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.roles import key_actor
@@ -30,9 +30,9 @@ class HintEdit(Strict):
 
 class HintOut(Schema):
     id: int
-    kind: str
+    kind: Annotated[str, choices(HintKind)]
     text: str
-    source: str = Field(description="admin, use, model or bundled")
+    source: Annotated[str, choices(HintSource)] = Field(description="admin, use, model or bundled")
     agent: str | None = Field(None, description="The only agent whose searches it affects")
     created_by: str
     created_at: datetime
@@ -100,11 +100,7 @@ def create_tool_hint(
     return Status(201, hint)
 
 
-@router.get(
-    "/tools/{name}/hints/{hint_id}",
-    response={200: HintOut, **ERRORS},
-    operation_id="get_tool_hint",
-)
+@router.get("/tools/{name}/hints/{hint_id}", response={200: HintOut, **ERRORS})
 def get_tool_hint(request: HttpRequest, name: str, hint_id: int) -> ToolHint:
     """Get one search alias or example query of a tool."""
     return actions.find(find_tool(name), hint_id)
@@ -119,6 +115,7 @@ def edit_tool_hint(request: HttpRequest, name: str, hint_id: int, body: HintEdit
 
 @router.delete("/tools/{name}/hints/{hint_id}", response={204: None, **ERRORS})
 def delete_tool_hint(request: HttpRequest, name: str, hint_id: int) -> Status[None]:
+    """Delete a hint."""
     actions.remove(actions.find(find_tool(name), hint_id), actor=key_actor(request))
     return Status(204, None)
 
@@ -131,7 +128,11 @@ def accept_tool_hint(request: HttpRequest, name: str, hint_id: int) -> ToolHint:
 
 @router.get("/hints", response={200: HintPage, **ERRORS})
 def list_hints(
-    request: HttpRequest, limit: int = 50, cursor: int = 0, source: str = "", pending: bool = False
+    request: HttpRequest,
+    limit: Limit = 50,
+    cursor: int = 0,
+    source: str = "",
+    pending: bool = False,
 ) -> dict[str, Any]:
     """List the hints of all tools, oldest first; `pending`: those that await acceptance."""
     if source and source not in HintSource.values:
@@ -146,7 +147,11 @@ def list_hints(
 
 @router.get("/hints/export", response={200: ExportPage, **ERRORS})
 def export_hints(
-    request: HttpRequest, limit: int = 50, cursor: str = "", server: str = "", all: bool = False
+    request: HttpRequest,
+    limit: Limit = 50,
+    cursor: Cursor = "",
+    server: str = "",
+    all: bool = False,
 ) -> dict[str, Any]:
     """List tools for a language model to write hints for, with the prompt.
 

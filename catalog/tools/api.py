@@ -1,43 +1,56 @@
 """Admin API: tools, definitions, approvals and the audit log."""
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from ninja import Body, Router, Schema, Status
+from pydantic import Field
 
 from catalog.approvals import actions as approval_actions
 from catalog.audit.log import as_record
+from catalog.groups import custom_tools
 from catalog.groups import lints as lint_rules
-from catalog.groups.custom_tools import create_custom_tool, split_request
-from catalog.models import AuditEntry, Definition, Tool, ToolState
+from catalog.models import (
+    AuditEntry,
+    CallPolicy,
+    Definition,
+    DefinitionChange,
+    PayloadStorage,
+    ReadOnly,
+    Tool,
+    ToolState,
+)
 from catalog.tools import actions as tool_actions
 from catalog.tools import overrides
 from catalog.tools.detail import effective_tool
 from catalog.tools.queries import find_tool
-from toolcrib.lib.api_schemas import ERRORS, Strict, set_location
+from toolcrib.lib.api_schemas import ERRORS, Cursor, Limit, Strict, choices, set_location
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.roles import Actor, key_actor
 
 router = Router()
+SHAPES = ("mcp", "openai", "anthropic")
+SOURCES = ("mcp", "custom")
 
 
 class ToolOut(Schema):
     name: str
     original_name: str
     alias: str  # empty: none
-    source: str
-    mcpServer: str | None = None
+    source: Annotated[str, choices(SOURCES)]
+    server: str | None = Field(description="Slug of its server; null: a custom tool")
+    mcpServer: str | None = Field(None, deprecated=True)
     description: str
     server_description: str
     overridden: bool
-    state: str
+    state: Annotated[str, choices(ToolState)]
     reason: str
-    call_policy: str
-    payload_storage: str  # default, nothing, masked, all
-    read_only: str  # claimed, yes, no
+    call_policy: Annotated[str, choices(CallPolicy)]
+    payload_storage: Annotated[str, choices(PayloadStorage)]  # default, nothing, masked, all
+    read_only: Annotated[str, choices(ReadOnly)]  # claimed, yes, no
     input_examples: list[dict[str, Any]]  # arguments that agents get as examples
     needs: str  # a capability of clients, without which they do not see it; empty: none
     tokens: int | None
@@ -75,9 +88,9 @@ class ToolEdit(Strict):
     alias: str | None = None  # a new public name; empty: the original one
     parameters: dict[str, ParameterOverride] | None = None  # replaces all; {}: none
     description_override: str | None = None
-    call_policy: str | None = None
-    payload_storage: str | None = None
-    read_only: str | None = None
+    call_policy: Annotated[str, choices(CallPolicy)] | None = None
+    payload_storage: Annotated[str, choices(PayloadStorage)] | None = None
+    read_only: Annotated[str, choices(ReadOnly)] | None = None
     input_examples: list[dict[str, Any]] | None = None
 
 
@@ -87,7 +100,7 @@ class HoldIn(Strict):
 
 class ChangeOut(Schema):
     at: datetime
-    outcome: str
+    outcome: Annotated[str, choices(DefinitionChange.Outcome)]
     decided_by: str
     before: dict[str, Any] | None
     after: dict[str, Any]
@@ -129,6 +142,7 @@ def serialize_tool(tool: Tool, *, shape: str = "") -> dict[str, Any]:
         "original_name": tool.name,
         "alias": tool.alias,
         "source": tool.source,
+        "server": tool.server.slug if tool.server else None,
         "mcpServer": tool.server.slug if tool.server else None,
         "description": tool.description,
         "server_description": definition.description if definition else "",
@@ -177,18 +191,18 @@ def _definition(
 @router.get("/tools", response={200: ToolPage, **ERRORS}, tags=["tools"])
 def list_tools(
     request: HttpRequest,
-    limit: int = 50,
-    cursor: str = "",
+    limit: Limit = 50,
+    cursor: Cursor = "",
     server: str = "",
-    state: str = "",
-    source: str = "",
+    state: Annotated[str, choices(ToolState, optional=True)] = "",
+    source: Annotated[str, choices(SOURCES, optional=True)] = "",
     group: str = "",
     q: str = "",
 ) -> dict[str, Any]:
     """List tools by name, filtered by server, state, source (mcp or custom), group and words."""
     if state and state not in ToolState.values:
         raise Invalid(f"state must be one of: {', '.join(ToolState.values)}.")
-    if source not in ("", "mcp", "custom"):
+    if source not in ("", *SOURCES):
         raise Invalid("source must be mcp or custom.")
     rows = Tool.objects.with_definitions().prefetch_related("groups")
     rows = rows.filter(public_name__gt=cursor).order_by("public_name")
@@ -207,7 +221,7 @@ def list_tools(
 
 
 @router.post("/tools", response={201: ToolDetail, **ERRORS}, tags=["tools"])
-def add_custom_tool(
+def create_custom_tool(
     request: HttpRequest, response: HttpResponse, body: Body[dict[str, Any]]
 ) -> Status[dict[str, Any]]:
     """Create a custom tool from a definition in MCP, OpenAI or Anthropic format.
@@ -215,25 +229,23 @@ def add_custom_tool(
     `group_id` beside it is the tool's group, `custom:tools` by default; `preload` (true) says
     whether sessions have its schema from the start.
     """
-    definition, options = split_request(body)
-    tool = create_custom_tool(definition, actor=key_actor(request), **options)
+    definition, options = custom_tools.split_request(body)
+    tool = custom_tools.create_custom_tool(definition, actor=key_actor(request), **options)
     set_location(response, "tools", tool.public_name)
     return Status(201, _serialize_detail(tool.public_name))
 
 
 @router.get("/tools/{name}", response={200: ToolDetail, **ERRORS}, tags=["tools"])
-def get_tool(request: HttpRequest, name: str, shape: str = "mcp") -> dict[str, Any]:
-    if shape not in ("mcp", "openai", "anthropic"):
+def get_tool(
+    request: HttpRequest, name: str, shape: Annotated[str, choices(SHAPES)] = "mcp"
+) -> dict[str, Any]:
+    """Get a tool with its definitions and overrides."""
+    if shape not in SHAPES:
         raise Invalid("shape must be mcp, openai or anthropic.")
     return serialize_tool(find_tool(name), shape=shape)
 
 
-@router.get(
-    "/tools/{name}/lint",
-    response={200: LintReport, **ERRORS},
-    tags=["tools"],
-    operation_id="lint_tool",
-)
+@router.get("/tools/{name}/lint", response={200: LintReport, **ERRORS}, tags=["tools"])
 def lint_tool(request: HttpRequest, name: str) -> dict[str, Any]:
     """Get the warnings about a tool's name and description, each with a recommended change."""
     tool = find_tool(name)
@@ -243,6 +255,7 @@ def lint_tool(request: HttpRequest, name: str) -> dict[str, Any]:
 
 @router.patch("/tools/{name}", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def edit_tool(request: HttpRequest, name: str, body: ToolEdit) -> dict[str, Any]:
+    """Change the fields in the request: overrides, policies and examples."""
     tool, actor = find_tool(name), key_actor(request)
     _override(tool, body, actor)
     if body.description_override is not None:
@@ -274,6 +287,7 @@ def _override(tool: Tool, body: ToolEdit, actor: Actor) -> None:
 def replace_custom_tool(
     request: HttpRequest, name: str, body: Body[dict[str, Any]]
 ) -> dict[str, Any]:
+    """Replace the definition of a custom tool."""
     tool = find_tool(name)
     if tool.server_id is not None:
         raise Invalid(
@@ -285,12 +299,14 @@ def replace_custom_tool(
 
 @router.delete("/tools/{name}", response={204: None, **ERRORS}, tags=["tools"])
 def delete_custom_tool(request: HttpRequest, name: str) -> Status[None]:
+    """Delete a custom tool."""
     tool_actions.delete_custom_tool(find_tool(name), actor=key_actor(request))
     return Status(204, None)
 
 
 @router.post("/tools/{name}/approve", response={200: ToolDetail, **ERRORS}, tags=["tools"])
-def approve(request: HttpRequest, name: str, sha256: str = "") -> dict[str, Any]:
+def approve_tool(request: HttpRequest, name: str, sha256: str = "") -> dict[str, Any]:
+    """Approve the definition that awaits review. Agents get it from now on."""
     approval_actions.approve(find_tool(name), actor=key_actor(request), sha256=sha256)
     return _serialize_detail(name)
 
@@ -299,9 +315,8 @@ def approve(request: HttpRequest, name: str, sha256: str = "") -> dict[str, Any]
     "/tools/{name}/undo-approval",
     response={200: ToolDetail, **ERRORS},
     tags=["tools"],
-    operation_id="undo_tool_approval",
 )
-def undo_approval(request: HttpRequest, name: str) -> dict[str, Any]:
+def undo_tool_approval(request: HttpRequest, name: str) -> dict[str, Any]:
     """Withdraw the approval of the current definition, until the first call under it.
 
     The definition is pending review again, and agents get the one that was approved before.
@@ -311,25 +326,29 @@ def undo_approval(request: HttpRequest, name: str) -> dict[str, Any]:
 
 
 @router.post("/tools/{name}/keep-old", response={200: ToolDetail, **ERRORS}, tags=["tools"])
-def keep_old(request: HttpRequest, name: str, sha256: str = "") -> dict[str, Any]:
+def reject_tool_change(request: HttpRequest, name: str, sha256: str = "") -> dict[str, Any]:
+    """Reject the definition that awaits review. Agents keep the approved one."""
     approval_actions.keep_old(find_tool(name), actor=key_actor(request), sha256=sha256)
     return _serialize_detail(name)
 
 
 @router.post("/tools/{name}/hold", response={200: ToolDetail, **ERRORS}, tags=["tools"])
-def hold(request: HttpRequest, name: str, body: HoldIn) -> dict[str, Any]:
+def hold_tool(request: HttpRequest, name: str, body: HoldIn) -> dict[str, Any]:
+    """Hide a tool from agents until it is released."""
     tool_actions.hold(find_tool(name), body.reason, actor=key_actor(request))
     return _serialize_detail(name)
 
 
 @router.post("/tools/{name}/release", response={200: ToolDetail, **ERRORS}, tags=["tools"])
-def release(request: HttpRequest, name: str) -> dict[str, Any]:
+def release_tool(request: HttpRequest, name: str) -> dict[str, Any]:
+    """Make a hidden tool available again."""
     tool_actions.release(find_tool(name), actor=key_actor(request))
     return _serialize_detail(name)
 
 
 @router.get("/tools/{name}/history", response={200: list[ChangeOut], **ERRORS}, tags=["tools"])
-def history(request: HttpRequest, name: str) -> list[dict[str, Any]]:
+def list_tool_changes(request: HttpRequest, name: str) -> list[dict[str, Any]]:
+    """List the changes of the definition, newest first."""
     changes = find_tool(name).changes.select_related("before", "after")[:100]
     return [
         {
@@ -344,7 +363,10 @@ def history(request: HttpRequest, name: str) -> list[dict[str, Any]]:
 
 
 @router.get("/audit", response={200: AuditPage, **ERRORS}, tags=["audit"])
-def list_audit(request: HttpRequest, limit: int = 50, cursor: int | None = None) -> dict[str, Any]:
+def list_audit_entries(
+    request: HttpRequest, limit: Limit = 50, cursor: int | None = None
+) -> dict[str, Any]:
+    """List audit entries, newest first."""
     rows = AuditEntry.objects.order_by("-id")
     if cursor is not None:
         rows = rows.filter(id__lt=cursor)

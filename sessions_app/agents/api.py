@@ -1,7 +1,7 @@
 """Admin API for agents and API keys. Only the request that creates a key returns its text."""
 
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
@@ -9,11 +9,12 @@ from django.utils import timezone
 from ninja import Router, Schema, Status
 from pydantic import Field
 
+from catalog.models import PayloadStorage
 from sessions_app.agents import actions as agent_actions
 from sessions_app.agents import api_keys
 from sessions_app.agents.queries import agents_with_counts, find_agent, key_state
-from sessions_app.models import Agent, ApiKey, KeyScope
-from toolcrib.lib.api_schemas import ERRORS, Strict, set_location
+from sessions_app.models import Agent, ApiKey, KeyScope, Mode, Strategy
+from toolcrib.lib.api_schemas import ERRORS, Cursor, Limit, Strict, bounds, choices, set_location
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.roles import key_actor
@@ -27,8 +28,8 @@ class AgentOut(Schema):
     enabled: bool
     all_groups: bool
     groups: list[str]  # in the agent's order; empty if all_groups is true
-    strategy: str
-    mode: str
+    strategy: Annotated[str, choices(Strategy)]
+    mode: Annotated[str, choices(Mode)]
     tool_threshold: int
     threshold_tokens: int
     threshold_percent: float
@@ -40,7 +41,7 @@ class AgentOut(Schema):
     searches_per_minute: int
     cost_per_minute: int
     max_sessions: int
-    payload_storage: str  # default, nothing, masked, all
+    payload_storage: Annotated[str, choices(PayloadStorage)]  # default, nothing, masked, all
     code_mode: bool  # it may run scripts
     runs_custom_tools: bool  # it gets custom tools over MCP too
     created_at: datetime
@@ -58,20 +59,20 @@ class AgentSettings(Strict):
     description: str | None = None
     groups: list[str] | None = Field(None, max_length=1000)
     all_groups: bool | None = None
-    strategy: str | None = None
-    mode: str | None = None
-    tool_threshold: int | None = None
-    threshold_tokens: int | None = None
+    strategy: Annotated[str, choices(Strategy)] | None = None
+    mode: Annotated[str, choices(Mode)] | None = None
+    tool_threshold: Annotated[int, bounds(1, 10**9)] | None = None
+    threshold_tokens: Annotated[int, bounds(1, 10**9)] | None = None
     threshold_percent: float | None = None
-    catalog_budget: int | None = None
+    catalog_budget: Annotated[int, bounds(1, 10**9)] | None = None
     catalog_header: str | None = None
-    budget: int | None = None  # null: no budget
-    calls_in_flight: int | None = None
-    calls_per_minute: int | None = None
-    searches_per_minute: int | None = None
-    cost_per_minute: int | None = None
-    max_sessions: int | None = None
-    payload_storage: str | None = None
+    budget: Annotated[int, bounds(1, 10**9)] | None = None  # null: no budget
+    calls_in_flight: Annotated[int, bounds(1, 10**9)] | None = None
+    calls_per_minute: Annotated[int, bounds(1, 10**9)] | None = None
+    searches_per_minute: Annotated[int, bounds(1, 10**9)] | None = None
+    cost_per_minute: Annotated[int, bounds(1, 10**9)] | None = None
+    max_sessions: Annotated[int, bounds(1, 10**9)] | None = None
+    payload_storage: Annotated[str, choices(PayloadStorage)] | None = None
     code_mode: bool | None = None
     runs_custom_tools: bool | None = None
 
@@ -94,9 +95,9 @@ class KeyOut(Schema):
     id: int
     name: str
     prefix: str
-    scope: str
+    scope: Annotated[str, choices(KeyScope)]
     agent: str | None
-    state: str  # active, expired, revoked
+    state: Annotated[str, choices(("active", "expired", "revoked"))]  # active, expired, revoked
     created_at: datetime
     created_by: str
     expires_at: datetime | None
@@ -136,14 +137,15 @@ def key_body(key: ApiKey) -> dict[str, Any]:
 
 
 @router.get("/agents", response={200: AgentPage, **ERRORS}, tags=["agents"])
-def list_agents(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict[str, Any]:
+def list_agents(request: HttpRequest, limit: Limit = 50, cursor: Cursor = "") -> dict[str, Any]:
+    """List agents by name."""
     agents = agents_with_counts().filter(name__gt=cursor)
     items, next_cursor = cut_page(agents, limit, lambda row: row.name)
     return {"items": [agent_body(agent) for agent in items], "next_cursor": next_cursor}
 
 
 @router.post("/agents", response={201: AgentOut, **ERRORS}, tags=["agents"])
-def add_agent(
+def create_agent(
     request: HttpRequest, response: HttpResponse, body: AgentIn
 ) -> Status[dict[str, Any]]:
     """Create an agent. `POST /agents/{name}/keys` creates a key for it."""
@@ -159,6 +161,7 @@ def add_agent(
 
 @router.get("/agents/{name}", response={200: AgentOut, **ERRORS}, tags=["agents"])
 def get_agent(request: HttpRequest, name: str) -> dict[str, Any]:
+    """Get an agent with its settings."""
     return agent_body(find_agent(name))
 
 
@@ -189,13 +192,14 @@ def delete_agent(request: HttpRequest, name: str) -> Status[None]:
 
 @router.get("/agents/{name}/keys", response={200: KeyPage, **ERRORS}, tags=["keys"])
 def list_agent_keys(
-    request: HttpRequest, name: str, limit: int = 50, cursor: int | None = None
+    request: HttpRequest, name: str, limit: Limit = 50, cursor: int | None = None
 ) -> dict[str, Any]:
+    """List the keys of an agent, newest first."""
     return _key_page(limit, cursor, agent=find_agent(name))
 
 
 @router.post("/agents/{name}/keys", response={201: NewKey, **ERRORS}, tags=["keys"])
-def add_agent_key(
+def create_agent_key(
     request: HttpRequest, response: HttpResponse, name: str, body: KeyIn
 ) -> Status[dict[str, Any]]:
     """Create a key. Its text is only in this response."""
@@ -213,7 +217,10 @@ def add_agent_key(
 
 @router.get("/keys", response={200: KeyPage, **ERRORS}, tags=["keys"])
 def list_keys(
-    request: HttpRequest, limit: int = 50, cursor: int | None = None, scope: str = ""
+    request: HttpRequest,
+    limit: Limit = 50,
+    cursor: int | None = None,
+    scope: Annotated[str, choices(KeyScope, optional=True)] = "",
 ) -> dict[str, Any]:
     """List the keys of agents and users, newest first."""
     if scope and scope not in KeyScope.values:

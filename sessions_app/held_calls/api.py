@@ -1,7 +1,7 @@
 """Operator API: held calls, decisions about them, and grants."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from django.http import HttpRequest
 from ninja import Query, Router, Schema, Status
@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 
 from sessions_app.held_calls import actions
 from sessions_app.held_calls.queries import STATES, call_body, grant_body, record_read
-from sessions_app.models import Call, CallState, Grant
+from sessions_app.models import Approver, Call, CallState, Grant
 from sessions_app.sessions import lifecycle
-from toolcrib.lib.api_schemas import ERRORS, Strict
+from toolcrib.lib.api_schemas import ERRORS, Strict, choices
 from toolcrib.lib.errors import Invalid, ToolcribError
 from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.payloads import check_value
@@ -23,7 +23,7 @@ MAX_GRANT_SECONDS = 365 * 86_400
 
 class HeldCallOut(Schema):
     call_id: str
-    state: str
+    state: Annotated[str, choices(CallState)]
     tool_name: str
     server: str
     agent: str
@@ -31,7 +31,7 @@ class HeldCallOut(Schema):
     arguments: Any = Field(description="As the ledger stores them: masked, and cut if long")
     rule: str = Field(description="The name of the rule that held the call")
     reason: str
-    approver: str
+    approver: Annotated[str, choices(Approver)]
     held_at: datetime
     expires_at: datetime
     decided_at: datetime | None
@@ -73,7 +73,7 @@ class DecisionsIn(DecisionIn):
 
 class DecidedOut(Schema):
     call_id: str
-    state: str | None = None
+    state: Annotated[str, choices(CallState)] | None = None
     error: dict[str, Any] | None = None
 
 
@@ -104,10 +104,10 @@ class PageIn(Strict):
 
 
 class ListIn(PageIn):
-    state: str = ""
+    state: Annotated[str, choices(CallState, optional=True)] = ""
 
 
-@router.get("/calls", response={200: HeldCallPage, **ERRORS}, operation_id="list_held_calls")
+@router.get("/calls", response={200: HeldCallPage, **ERRORS})
 def list_held_calls(request: HttpRequest, options: Query[ListIn]) -> dict[str, Any]:
     """List the calls that a rule has held, newest first."""
     if options.state and options.state not in CallState.values:
@@ -128,17 +128,13 @@ def _parse_cursor(cursor: str) -> int:
     return int(cursor)
 
 
-@router.post(
-    "/calls/{call_id}/decision", response={200: HeldCallOut, **ERRORS}, operation_id="decide_call"
-)
+@router.post("/calls/{call_id}/decision", response={200: HeldCallOut, **ERRORS})
 def decide_call(request: HttpRequest, call_id: str, body: DecisionIn) -> dict[str, Any]:
     """Allow a held call, once or for its session, or deny it."""
     return call_body(actions.find_call(_decide(request, call_id, body).call_id))
 
 
-@router.post(
-    "/calls/decisions", response={200: DecisionsOut, **ERRORS}, operation_id="decide_calls"
-)
+@router.post("/calls/decisions", response={200: DecisionsOut, **ERRORS})
 def decide_calls(request: HttpRequest, body: DecisionsIn) -> dict[str, Any]:
     """Decide about several held calls. Each succeeds or fails on its own."""
     items: list[dict[str, Any]] = []
@@ -163,11 +159,7 @@ def _decide(request: HttpRequest, call_id: str, body: DecisionIn) -> Call:
     return actions.allow(call_id, actor=actor, comment=body.comment, grant=grant)
 
 
-@router.get(
-    "/sessions/{session_id}/grants",
-    response={200: GrantPage, **ERRORS},
-    operation_id="list_grants",
-)
+@router.get("/sessions/{session_id}/grants", response={200: GrantPage, **ERRORS})
 def list_grants(request: HttpRequest, session_id: str, options: Query[PageIn]) -> dict[str, Any]:
     """List the grants of a session, oldest first."""
     session = lifecycle.find_session(None, session_id)
@@ -178,7 +170,7 @@ def list_grants(request: HttpRequest, session_id: str, options: Query[PageIn]) -
     return {"items": [grant_body(grant) for grant in page], "next_cursor": cursor}
 
 
-@router.delete("/grants/{grant_id}", response={204: None, **ERRORS}, operation_id="delete_grant")
+@router.delete("/grants/{grant_id}", response={204: None, **ERRORS})
 def delete_grant(request: HttpRequest, grant_id: str) -> Status[None]:
     """End a grant: later calls are held again."""
     actions.delete_grant(grant_id, actor=key_actor(request))

@@ -1,7 +1,7 @@
 """Search API for people: test a query as an agent, golden queries, unmet searches."""
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 from django.http import HttpRequest, HttpResponse
 from ninja import Router, Schema, Status
@@ -12,7 +12,7 @@ from sessions_app.playground import golden_runs
 from sessions_app.playground import search as playground_search
 from sessions_app.usage import searches
 from sessions_app.usage.filters import RANGES, UsageFilter
-from toolcrib.lib.api_schemas import ERRORS, Strict, set_location
+from toolcrib.lib.api_schemas import ERRORS, Limit, Strict, choices, set_location
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import check_limit, cut_page
 from toolcrib.lib.roles import key_actor
@@ -41,7 +41,7 @@ class GoldenOut(Schema):
     id: int
     query: str
     tools: list[str]
-    origin: str
+    origin: Annotated[str, choices(GoldenQuery.Origin)]
     marked_by: str
     created_at: datetime
     broke: bool
@@ -118,14 +118,15 @@ def try_search(
 
 
 @router.get("/golden", response={200: GoldenPage, **ERRORS})
-def list_golden(request: HttpRequest, limit: int = 50, cursor: int = 0) -> dict[str, Any]:
+def list_golden_queries(request: HttpRequest, limit: Limit = 50, cursor: int = 0) -> dict[str, Any]:
+    """List golden queries with their latest ranks, oldest first."""
     rows = golden_queries.queries().order_by("pk").filter(pk__gt=cursor)
     items, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
     return {"items": items, "next_cursor": next_cursor}
 
 
 @router.post("/golden", response={201: GoldenOut, **ERRORS})
-def mark_golden(
+def create_golden_query(
     request: HttpRequest, response: HttpResponse, body: GoldenIn
 ) -> Status[GoldenQuery]:
     """Set the expected tools of a query and run it."""
@@ -138,7 +139,7 @@ def mark_golden(
 
 
 @router.get("/golden/standing", response={200: StandingOut, **ERRORS})
-def standing(request: HttpRequest, limit: int = 10) -> dict[str, Any]:
+def get_golden_standing(request: HttpRequest, limit: Limit = 10) -> dict[str, Any]:
     """List the newest runs, and the queries that regressed since their last good run."""
     return {
         "revision": Revision.current(),
@@ -148,35 +149,37 @@ def standing(request: HttpRequest, limit: int = 10) -> dict[str, Any]:
 
 
 @router.post("/golden/run", response={200: RunOut, **ERRORS})
-def run_golden(request: HttpRequest) -> GoldenRun:
+def run_golden_queries(request: HttpRequest) -> GoldenRun:
     """Run all golden queries now, even if the catalog has not changed."""
     return golden_runs.run_now()
 
 
-@router.get(
-    "/golden/{golden_id}", response={200: GoldenOut, **ERRORS}, operation_id="get_golden_query"
-)
+@router.get("/golden/{golden_id}", response={200: GoldenOut, **ERRORS})
 def get_golden_query(request: HttpRequest, golden_id: int) -> GoldenQuery:
     """Get a golden query with its expected tools and latest ranks."""
     return golden_queries.find_golden_query(golden_id)
 
 
 @router.post("/golden/{golden_id}/accept", response={200: GoldenOut, **ERRORS})
-def accept_golden(request: HttpRequest, golden_id: int) -> GoldenQuery:
+def accept_golden_query(request: HttpRequest, golden_id: int) -> GoldenQuery:
     """Accept the current ranks of a query as its new baseline."""
     golden_queries.accept(golden_queries.find_golden_query(golden_id), actor=key_actor(request))
     return golden_queries.find_golden_query(golden_id)
 
 
 @router.delete("/golden/{golden_id}", response={204: None, **ERRORS})
-def remove_golden(request: HttpRequest, golden_id: int) -> Status[None]:
+def delete_golden_query(request: HttpRequest, golden_id: int) -> Status[None]:
+    """Delete a golden query."""
     golden_queries.remove(golden_queries.find_golden_query(golden_id), actor=key_actor(request))
     return Status(204, None)
 
 
 @router.get("/missed", response={200: MissedOut, **ERRORS})
-def not_found(
-    request: HttpRequest, within: str = "30d", agent: str = "", group: str = ""
+def list_unmet_searches(
+    request: HttpRequest,
+    within: Annotated[str, choices(RANGES)] = "30d",
+    agent: str = "",
+    group: str = "",
 ) -> dict[str, Any]:
     """List unmet searches: no results, abandoned, and loads that were never called."""
     if within not in RANGES:

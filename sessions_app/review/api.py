@@ -27,7 +27,7 @@ class TryIn(Strict):
 @router.get(
     "/sessions/{session_id}/export", response={200: dict[str, Any], **ERRORS}, tags=["sessions"]
 )
-def export(request: HttpRequest, session_id: str) -> dict[str, Any]:
+def export_session(request: HttpRequest, session_id: str) -> dict[str, Any]:
     """Export one session: its metadata, timeline and calls."""
     session = lifecycle.find_session(None, session_id)
     audit.record(key_actor(request), "session.export", session)

@@ -1,20 +1,28 @@
 """Admin API of rules: list, edit, order, and test against recorded calls."""
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 from django.http import HttpRequest, HttpResponse
 from ninja import Router, Schema, Status
 from pydantic import Field
 
-from sessions_app.models import Rule
+from sessions_app.models import Approver, Rule, RuleEffect
 from sessions_app.rules import actions, presets
 from sessions_app.rules.agent_rules import compile_rule
 from sessions_app.rules.queries import find_rule, show_rule, show_rules
 from sessions_app.rules.replay import replay
 from sessions_app.rules.schemas import MatchIn, RuleEdit, RuleIn
 from sessions_app.rules.validation import InvalidRule, check_match
-from toolcrib.lib.api_schemas import ERRORS, AgentBody, Integer, set_location
+from toolcrib.lib.api_schemas import (
+    ERRORS,
+    AgentBody,
+    Cursor,
+    Integer,
+    Limit,
+    choices,
+    set_location,
+)
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.roles import key_actor
@@ -25,12 +33,12 @@ presets_router = Router(tags=["rules"])
 
 class RuleOut(Schema):
     name: str
-    effect: str = Field(description="allow, hold or deny")
+    effect: Annotated[str, choices(RuleEffect)] = Field(description="allow, hold or deny")
     reason: str
     enabled: bool
     position: int = Field(description="From 0; the first rule that matches decides")
     match: dict[str, Any] = Field(description="Only the parts that are set")
-    approver: str
+    approver: Annotated[str, choices(Approver)]
     created_at: datetime
     updated_at: datetime
 
@@ -50,7 +58,7 @@ class PresetOut(Schema):
     key: str
     title: str
     name: str = Field(description="The name that its rule gets; {server} stands for the slug")
-    effect: str = Field(description="allow, hold or deny")
+    effect: Annotated[str, choices(RuleEffect)] = Field(description="allow, hold or deny")
     reason: str
     match: dict[str, Any]
     needs_server: bool = Field(description="Whether a rule of it is about one server")
@@ -72,7 +80,7 @@ class TestIn(AgentBody):
     __test__ = False  # not a test class of pytest
 
     name: str | None = None
-    effect: str = "hold"
+    effect: Annotated[str, choices(RuleEffect)] = "hold"
     match: MatchIn | None = None
     days: Integer = Field(7, ge=1, le=90)
 
@@ -83,7 +91,7 @@ class TestedCall(Schema):
     agent: str | None
     session_id: str | None
     accepted_at: datetime
-    effect: str
+    effect: Annotated[str, choices(RuleEffect)]
 
 
 class TestOut(Schema):
@@ -95,8 +103,8 @@ class TestOut(Schema):
     calls: list[TestedCall] = Field(description="The newest 100 that it would hold or deny")
 
 
-@router.get("", response={200: RulePage, **ERRORS}, operation_id="list_rules")
-def list_rules(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict[str, Any]:
+@router.get("", response={200: RulePage, **ERRORS})
+def list_rules(request: HttpRequest, limit: Limit = 50, cursor: Cursor = "") -> dict[str, Any]:
     """List the rules in the order in which they are asked."""
     if cursor and not (cursor.isdecimal() and cursor.isascii() and len(cursor) < 10):
         raise Invalid("The cursor was not issued by this list.", hint="Use next_cursor.")
@@ -105,7 +113,7 @@ def list_rules(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict[
     return {"items": [shown.body for shown in show_rules(items)], "next_cursor": next_cursor}
 
 
-@router.post("", response={201: RuleOut, **ERRORS}, operation_id="create_rule")
+@router.post("", response={201: RuleOut, **ERRORS})
 def create_rule(
     request: HttpRequest, response: HttpResponse, body: RuleIn
 ) -> Status[dict[str, Any]]:
@@ -118,14 +126,14 @@ def _created(response: HttpResponse, rule: Rule) -> Status[dict[str, Any]]:
     return Status(201, show_rule(find_rule(rule.name)).body)
 
 
-@router.post("/order", response={200: RulePage, **ERRORS}, operation_id="order_rules")
+@router.post("/order", response={200: RulePage, **ERRORS})
 def order_rules(request: HttpRequest, body: RuleOrderIn) -> dict[str, Any]:
     """Set the order of all rules."""
     actions.reorder(body.names, actor=key_actor(request))
     return {"items": [shown.body for shown in show_rules(Rule.objects.all())], "next_cursor": None}
 
 
-@router.post("/test", response={200: TestOut, **ERRORS}, operation_id="test_rule")
+@router.post("/test", response={200: TestOut, **ERRORS})
 def test_rule(request: HttpRequest, body: TestIn) -> Any:
     """Count the recorded calls that a rule would have held or denied, if it alone decided."""
     if (body.name is None) == (body.match is None):
@@ -139,25 +147,27 @@ def test_rule(request: HttpRequest, body: TestIn) -> Any:
     return replay(compile_rule(rule), body.days)
 
 
-@router.get("/{name}", response={200: RuleOut, **ERRORS}, operation_id="get_rule")
+@router.get("/{name}", response={200: RuleOut, **ERRORS})
 def get_rule(request: HttpRequest, name: str) -> dict[str, Any]:
+    """Get a rule."""
     return show_rule(find_rule(name)).body
 
 
-@router.patch("/{name}", response={200: RuleOut, **ERRORS}, operation_id="edit_rule")
+@router.patch("/{name}", response={200: RuleOut, **ERRORS})
 def edit_rule(request: HttpRequest, name: str, body: RuleEdit) -> dict[str, Any]:
     """Change the fields in the request. `match` replaces the whole match."""
     rule = actions.edit(find_rule(name), body, actor=key_actor(request))
     return show_rule(find_rule(rule.name)).body
 
 
-@router.delete("/{name}", response={204: None, **ERRORS}, operation_id="delete_rule")
+@router.delete("/{name}", response={204: None, **ERRORS})
 def delete_rule(request: HttpRequest, name: str) -> Status[None]:
+    """Delete a rule. Later calls are not matched by it."""
     actions.delete(find_rule(name), actor=key_actor(request))
     return Status(204, None)
 
 
-@presets_router.get("", response={200: PresetPage, **ERRORS}, operation_id="list_rule_presets")
+@presets_router.get("", response={200: PresetPage, **ERRORS})
 def list_rule_presets(request: HttpRequest) -> dict[str, Any]:
     """List the rules that can be created by template."""
     names = set(Rule.objects.values_list("name", flat=True))
@@ -167,9 +177,7 @@ def list_rule_presets(request: HttpRequest) -> dict[str, Any]:
     return {"items": items}
 
 
-@presets_router.post(
-    "/{key}/create", response={201: RuleOut, **ERRORS}, operation_id="create_preset_rule"
-)
+@presets_router.post("/{key}/create", response={201: RuleOut, **ERRORS})
 def create_preset_rule(
     request: HttpRequest, response: HttpResponse, key: str, body: PresetIn
 ) -> Status[dict[str, Any]]:

@@ -21,18 +21,14 @@ from sessions_app.sessions.api import (
 )
 from sessions_app.sessions.schemas import WaitIn
 from sessions_app.sessions.scope import scope_of_session
-from toolcrib.lib.api_schemas import ErrorBody
+from toolcrib.lib.api_schemas import ERROR_BODIES
 from toolcrib.lib.payloads import check_value
 from toolcrib.lib.token_counter import count
 
 router = Router(tags=["scripts"])
 
 
-@router.get(
-    "/sessions/{session_id}/sdk",
-    response={200: SdkOut, **AGENT_ERRORS},
-    operation_id="get_sdk",
-)
+@router.get("/sessions/{session_id}/sdk", response={200: SdkOut, **AGENT_ERRORS})
 @charged(CATALOG_COST)
 def get_sdk(request: HttpRequest, session_id: str, options: Query[SdkIn]) -> dict[str, Any]:
     """Get the session's tools as typed functions, in Python or TypeScript."""
@@ -56,8 +52,7 @@ def get_sdk(request: HttpRequest, session_id: str, options: Query[SdkIn]) -> dic
 
 @router.post(
     "/sessions/{session_id}/scripts",
-    response={200: ScriptRunOut, **CALL_ERRORS, 501: ErrorBody},
-    operation_id="run_script",
+    response={200: ScriptRunOut, **CALL_ERRORS, 501: ERROR_BODIES[501]},
     openapi_extra={"parameters": [KEY_PARAMETER]},
 )
 def run_script(request: HttpRequest, session_id: str, body: ScriptIn) -> HttpResponse:
@@ -68,11 +63,7 @@ def run_script(request: HttpRequest, session_id: str, body: ScriptIn) -> HttpRes
     return served_by_endpoint()
 
 
-@router.get(
-    "/scripts/{run_id}",
-    response={200: ScriptRunOut, **AGENT_ERRORS},
-    operation_id="get_script",
-)
+@router.get("/scripts/{run_id}", response={200: ScriptRunOut, **AGENT_ERRORS})
 def get_script(request: HttpRequest, run_id: str, options: Query[WaitIn]) -> HttpResponse:
     """Get a script of this agent: how it stands, or its result. May wait for its end."""
     return served_by_endpoint()

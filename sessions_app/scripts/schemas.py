@@ -1,12 +1,13 @@
 """Bodies of the script API."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from ninja import Schema
 from pydantic import Field
 
+from sessions_app.models import CallState
 from sessions_app.scripts.engines import MAX_SECONDS
-from toolcrib.lib.api_schemas import AgentBody, Strict
+from toolcrib.lib.api_schemas import AgentBody, Strict, choices
 
 MAX_SDK_TOOLS = 300  # in one response
 
@@ -17,7 +18,7 @@ class SdkIn(Strict):
 
 
 class SdkOut(Schema):
-    lang: str
+    lang: Literal["python", "typescript"]
     text: str = Field(description="Python stubs or TypeScript declarations")
     tokens: int
     names: dict[str, str] = Field(description="The public name of each function")
@@ -46,7 +47,7 @@ class ScriptCall(Schema):
     seq: int
     call_id: str
     tool: str
-    state: str
+    state: Annotated[str, choices(CallState)]
     is_error: bool
 
 
@@ -58,7 +59,7 @@ class ScriptTokens(Schema):
 class ScriptRunOut(Schema):
     run_id: str
     status: Literal["running", "completed", "held", "failed"]
-    language: str
+    language: Literal["python", "typescript"]
     is_error: bool
     result: Any
     error: ScriptError | None

@@ -6,7 +6,7 @@ Responses that must be byte-stable are serialized as canonical JSON.
 import json
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any
+from typing import Annotated, Any
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse
@@ -25,7 +25,16 @@ from sessions_app.models import Agent, AgentSession, Event, EventKind, SessionSt
 from sessions_app.review.queries import SessionFilter
 from sessions_app.sessions import lifecycle, loading, schemas, servers, surface
 from sessions_app.sessions.scope import scope_of_session
-from toolcrib.lib.api_schemas import ERRORS, NO_FIELDS, ErrorBody, NoFields, set_location
+from toolcrib.lib.api_schemas import (
+    ERROR_BODIES,
+    ERRORS,
+    NO_FIELDS,
+    Cursor,
+    Limit,
+    NoFields,
+    choices,
+    set_location,
+)
 from toolcrib.lib.errors import Forbidden, Invalid
 from toolcrib.lib.json_codec import canonical, digest
 from toolcrib.lib.pagination import cut_page
@@ -33,8 +42,8 @@ from toolcrib.lib.payloads import check_value
 from toolcrib.lib.roles import key_actor
 
 router = Router(tags=["sessions"])
-AGENT_ERRORS = {**ERRORS, 429: ErrorBody}
-CALL_ERRORS = {**AGENT_ERRORS, 502: ErrorBody, 504: ErrorBody}
+AGENT_ERRORS = {**ERRORS, 429: ERROR_BODIES[429]}
+CALL_ERRORS = {**AGENT_ERRORS, 502: ERROR_BODIES[502], 504: ERROR_BODIES[504]}
 CATALOG = {200: dict[str, Any], 304: None, **AGENT_ERRORS}
 TEXT_RESPONSE = {"responses": {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}}
 
@@ -155,9 +164,9 @@ def _session_body(session: AgentSession, unknown: Sequence[str] = ()) -> dict[st
 @charged(REQUEST_COST)
 def list_sessions(
     request: HttpRequest,
-    limit: int = 50,
-    cursor: str = "",
-    state: str = "",
+    limit: Limit = 50,
+    cursor: Cursor = "",
+    state: Annotated[str, choices(SessionState, optional=True)] = "",
     agent: str = "",
     tool: str = "",
     errors: bool = False,
@@ -204,12 +213,11 @@ def _row_body(session: AgentSession) -> dict[str, Any]:
 @router.get("/sessions/{session_id}", response={200: schemas.SessionOut, **AGENT_ERRORS})
 @charged(REQUEST_COST)
 def get_session(request: HttpRequest, session_id: str) -> HttpResponse:
+    """Get a session."""
     return _json(_session_body(readable_session(request, session_id)))
 
 
-@router.delete(
-    "/sessions/{session_id}", response={204: None, **AGENT_ERRORS}, operation_id="delete_session"
-)
+@router.delete("/sessions/{session_id}", response={204: None, **AGENT_ERRORS})
 def delete_session(request: HttpRequest, session_id: str) -> Status[None]:
     """Delete a session with its timeline, calls and payloads, as an admin. Its forks stay."""
     if _caller(request) is not None:
@@ -249,7 +257,7 @@ def fork_session(request: HttpRequest, session_id: str, body: NoFields = NO_FIEL
 
 @router.get("/sessions/{session_id}/catalog", response=CATALOG, openapi_extra=TEXT_RESPONSE)
 @charged(CATALOG_COST)
-def session_catalog(
+def get_session_catalog(
     request: HttpRequest, session_id: str, options: Query[schemas.FormatIn]
 ) -> HttpResponse:
     """Get the text for the system prompt and the tools array, in a provider's format."""
@@ -278,7 +286,7 @@ def _etag_response(request: HttpRequest, body: str, format_: str) -> HttpRespons
 
 @router.get("/sessions/{session_id}/tools", response={200: list[dict[str, Any]], **AGENT_ERRORS})
 @charged(CATALOG_COST)
-def session_tools(
+def get_session_tools(
     request: HttpRequest, session_id: str, options: Query[schemas.FormatIn]
 ) -> HttpResponse:
     """Get the current tools array."""
@@ -287,13 +295,11 @@ def session_tools(
 
 
 @router.get(
-    "/sessions/{session_id}/servers",
-    response={200: schemas.SessionServerPage, **AGENT_ERRORS},
-    operation_id="list_session_servers",
+    "/sessions/{session_id}/servers", response={200: schemas.SessionServerPage, **AGENT_ERRORS}
 )
 @charged(REQUEST_COST)
 def list_session_servers(
-    request: HttpRequest, session_id: str, limit: int = 50, cursor: str = ""
+    request: HttpRequest, session_id: str, limit: Limit = 50, cursor: Cursor = ""
 ) -> dict[str, Any]:
     """List the servers in the session's scope by slug, with their groups and number of tools."""
     check_value(cursor, "/cursor")
@@ -305,7 +311,7 @@ def list_session_servers(
 
 
 @router.get("/sessions/{session_id}/tools/{name}", response={200: dict[str, Any], **AGENT_ERRORS})
-def tool_details(
+def get_session_tool(
     request: HttpRequest, session_id: str, name: str, options: Query[schemas.DetailIn]
 ) -> HttpResponse:
     """Get a tool's definition, including its output schema."""
@@ -314,7 +320,7 @@ def tool_details(
 
 @router.get("/catalog", response=CATALOG, tags=["catalog"], openapi_extra=TEXT_RESPONSE)
 @charged(CATALOG_COST)
-def agent_catalog(request: HttpRequest, options: Query[schemas.FormatIn]) -> HttpResponse:
+def get_catalog(request: HttpRequest, options: Query[schemas.FormatIn]) -> HttpResponse:
     """Get the catalog that a session opened now would receive."""
     catalog.check_format(options)
     body = catalog.preview_catalog(agent_of(request), options)
@@ -330,14 +336,14 @@ def served_by_endpoint() -> HttpResponse:
 
 
 @router.post("/sessions/{session_id}/load", response={200: schemas.LoadOut, **AGENT_ERRORS})
-def load(request: HttpRequest, session_id: str, body: schemas.LoadIn) -> HttpResponse:
+def load_tools(request: HttpRequest, session_id: str, body: schemas.LoadIn) -> HttpResponse:
     """Load a group's tools, all or by name. Returns their schemas."""
     return served_by_endpoint()
 
 
 @router.post("/sessions/{session_id}/preload", response={200: schemas.PreloadOut, **AGENT_ERRORS})
 @charged(REQUEST_COST)
-def preload(request: HttpRequest, session_id: str, body: schemas.PreloadIn) -> HttpResponse:
+def preload_tools(request: HttpRequest, session_id: str, body: schemas.PreloadIn) -> HttpResponse:
     """Load tools by name from any group."""
     check_value(body.tool_names, "/tool_names")
     return _response(loading.preload(_own_session(request, session_id), body.tool_names))
@@ -353,7 +359,7 @@ def preload(request: HttpRequest, session_id: str, body: schemas.PreloadIn) -> H
         **AGENT_ERRORS,
     },
 )
-def search(
+def search_tools(
     request: HttpRequest, session_id: str, body: schemas.SearchIn, options: Query[schemas.FoundIn]
 ) -> HttpResponse:
     """Search tools by query, by pattern, or by exact name."""
@@ -375,7 +381,7 @@ KEY_PARAMETER = {
     by_alias=True,
     openapi_extra={"parameters": [KEY_PARAMETER]},
 )
-def call(request: HttpRequest, session_id: str, body: schemas.CallIn) -> HttpResponse:
+def call_tool(request: HttpRequest, session_id: str, body: schemas.CallIn) -> HttpResponse:
     """Call a tool. Errors that the model can correct are returned as a result with is_error."""
     return served_by_endpoint()
 
@@ -384,7 +390,6 @@ def call(request: HttpRequest, session_id: str, body: schemas.CallIn) -> HttpRes
     "/calls/{call_id}",
     response={200: schemas.CallOut, **AGENT_ERRORS},
     by_alias=True,
-    operation_id="get_call",
     tags=["calls"],
 )
 def get_call(request: HttpRequest, call_id: str, options: Query[schemas.WaitIn]) -> HttpResponse:
@@ -396,7 +401,6 @@ def get_call(request: HttpRequest, call_id: str, options: Query[schemas.WaitIn])
     "/calls/{call_id}/result",
     response={200: schemas.CallOut, **AGENT_ERRORS},
     by_alias=True,
-    operation_id="report_result",
     tags=["calls"],
 )
 @charged(REQUEST_COST)
@@ -411,7 +415,7 @@ def report_result(request: HttpRequest, call_id: str, body: schemas.ResultIn) ->
 
 @router.get("/sessions/{session_id}/state", response={200: schemas.StateOut, **AGENT_ERRORS})
 @charged(REQUEST_COST)
-def session_state(request: HttpRequest, session_id: str) -> HttpResponse:
+def get_session_state(request: HttpRequest, session_id: str) -> HttpResponse:
     """Get the loaded groups and tools, to resume in another session."""
     # Not canonical JSON: the groups must stay in load order.
     body = loading.export_state(readable_session(request, session_id))
@@ -420,14 +424,15 @@ def session_state(request: HttpRequest, session_id: str) -> HttpResponse:
 
 @router.get("/sessions/{session_id}/stats", response={200: schemas.Stats, **AGENT_ERRORS})
 @charged(REQUEST_COST)
-def session_stats(request: HttpRequest, session_id: str) -> HttpResponse:
+def get_session_stats(request: HttpRequest, session_id: str) -> HttpResponse:
+    """Get the number and size of the tools, and the ledger of tokens."""
     return _json(loading.stats(readable_session(request, session_id)))
 
 
 @router.get("/sessions/{session_id}/events", response={200: schemas.EventPage, **AGENT_ERRORS})
 @charged(REQUEST_COST)
-def session_events(
-    request: HttpRequest, session_id: str, limit: int = 100, cursor: str = ""
+def list_session_events(
+    request: HttpRequest, session_id: str, limit: Limit = 100, cursor: Cursor = ""
 ) -> dict[str, Any]:
     """List the session's events, oldest first."""
     session = readable_session(request, session_id)

@@ -15,7 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from toolcrib.lib.api_schemas import AgentBody, Integer, Strict, parse_digits
+from sessions_app.models import CallState, EventKind, SessionState
+from toolcrib.lib.api_schemas import AgentBody, Integer, Strict, choices, parse_digits
 
 MAX_METADATA_BYTES = 16 * 1024
 Text = Annotated[str, Field(max_length=500)]
@@ -225,12 +226,12 @@ class Stats(SessionStats):
 class SessionOut(Schema):
     id: str
     agent: str
-    state: str
+    state: Annotated[str, choices(SessionState)]
     parent: str | None
-    strategy: str
-    mode: str
+    strategy: StrategyName
+    mode: Literal["deferred", "full"]
     auto_deferred: bool
-    decided_by: str
+    decided_by: Literal["count", "tokens", "percent", "forced", "below"]
     catalog: CatalogPart
     tools: list[dict[str, Any]]
     stats: SessionStats
@@ -244,9 +245,9 @@ class SessionOut(Schema):
 class SessionRow(Schema):
     id: str
     agent: str
-    state: str
-    strategy: str
-    mode: str
+    state: Annotated[str, choices(SessionState)]
+    strategy: StrategyName
+    mode: Literal["deferred", "full"]
     parent: str | None
     created_at: datetime
     last_used_at: datetime
@@ -336,7 +337,7 @@ class ToolSearchOutput(Schema):
 class CallOut(Schema):
     call_id: str
     tool_name: str
-    state: str
+    state: Annotated[str, choices(CallState)]
     is_error: bool
     content: list[Any]
     structured_content: Any
@@ -355,7 +356,7 @@ class PreloadOut(Schema):
 
 
 class StateOut(Schema):
-    strategy: str
+    strategy: StrategyName
     expanded_groups: dict[str, list[str] | None]
     load_order: list[str] = Field(description="All loaded tools, the first loaded first")
 
@@ -363,7 +364,7 @@ class StateOut(Schema):
 class EventOut(Schema):
     id: int
     at: datetime
-    kind: str
+    kind: Annotated[str, choices(EventKind)]
     tool_name: str
     group_id: str
     tokens: int

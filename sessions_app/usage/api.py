@@ -1,7 +1,7 @@
 """Usage API for operators: calls and errors per tool, searches without results."""
 
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
 from django.http import HttpRequest
 from django.utils import timezone
@@ -13,7 +13,7 @@ from sessions_app.usage.filters import RANGES, UsageFilter
 from sessions_app.usage.model_costs import list_models
 from sessions_app.usage.searches import failed_searches
 from sessions_app.usage.tool_usage import tool_usage
-from toolcrib.lib.api_schemas import ERRORS
+from toolcrib.lib.api_schemas import ERRORS, Cursor, Limit, bounds, choices
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.figures import SCRIPT_GIVEN, SPARED
 from toolcrib.lib.pagination import check_limit, cut_page
@@ -98,13 +98,13 @@ def _since(days: int) -> datetime:
 
 
 @router.get("/tools", response={200: ToolUsagePage, **ERRORS})
-def tools(
+def list_tool_usage(
     request: HttpRequest,
-    days: int = 30,
+    days: Annotated[int, bounds(1, MAX_DAYS)] = 30,
     agent: str = "",
     tool: str = "",
-    limit: int = 50,
-    cursor: str = "",
+    limit: Limit = 50,
+    cursor: Cursor = "",
 ) -> dict[str, Any]:
     """List the usage of each tool by name. Trial calls are not counted."""
     since, limit = _since(days), check_limit(limit)
@@ -115,7 +115,9 @@ def tools(
 
 
 @router.get("/models", response={200: ModelCostList, **ERRORS})
-def models(request: HttpRequest, range: str = "30d") -> dict[str, Any]:
+def list_model_costs(
+    request: HttpRequest, range: Annotated[str, choices(RANGES)] = "30d"
+) -> dict[str, Any]:
     """List tokens, cost and saving by model, over 24h, 7d, 30d or 90d."""
     if range not in RANGES:
         raise Invalid(f"range must be one of: {', '.join(RANGES)}.")
@@ -123,8 +125,12 @@ def models(request: HttpRequest, range: str = "30d") -> dict[str, Any]:
 
 
 @router.get("/scripts", response={200: ScriptUsagePage, **ERRORS})
-def scripts(
-    request: HttpRequest, days: int = 30, agent: str = "", limit: int = 50, cursor: str = ""
+def list_script_usage(
+    request: HttpRequest,
+    days: Annotated[int, bounds(1, MAX_DAYS)] = 30,
+    agent: str = "",
+    limit: Limit = 50,
+    cursor: Cursor = "",
 ) -> dict[str, Any]:
     """List the scripts of each agent by name: runs, calls, tokens given and spared."""
     since, limit = _since(days), check_limit(limit)
@@ -135,8 +141,12 @@ def scripts(
 
 
 @router.get("/searches", response={200: FailedSearchPage, **ERRORS})
-def searches(
-    request: HttpRequest, days: int = 30, agent: str = "", limit: int = 50, cursor: str = ""
+def list_failed_searches(
+    request: HttpRequest,
+    days: Annotated[int, bounds(1, MAX_DAYS)] = 30,
+    agent: str = "",
+    limit: Limit = 50,
+    cursor: Cursor = "",
 ) -> dict[str, Any]:
     """List searches without results, most frequent first."""
     since, limit = _since(days), check_limit(limit)

@@ -20,13 +20,14 @@ OTHER_CODES = frozenset(
     | {"rejected", "result_invalid", "result_too_large", "server_disabled", "waiting"}
 )
 # Texts and names that may change without breaking a client.
-TEXT_KEYS = frozenset(
-    {"title", "description", "summary", "operationId", "tags", "examples", "example"}
-)
+TEXT_KEYS = frozenset({"title", "description", "summary", "tags", "examples", "example"})
 
 
 def openapi() -> dict[str, Any]:
-    """Return every operation by method and path: parameters, bodies, responses by status."""
+    """Return every operation by method and path, with parameters, bodies and responses.
+
+    The bodies of errors are beside the operations, by name.
+    """
     from toolcrib.api import api
 
     document = json.loads(json.dumps(api.get_openapi_schema()))
@@ -39,7 +40,15 @@ def openapi() -> dict[str, Any]:
                 schema.get("parameters", []), key=lambda item: (item["in"], item["name"])
             )
             operations[f"{method.upper()} {path}"] = schema
-    return operations
+    errors = {
+        name: _inline(components[name], components, ()) for name in components if is_error(name)
+    }
+    return operations | errors
+
+
+def is_error(name: str) -> bool:
+    """Return whether a schema is the body of errors of one status, which many operations have."""
+    return name.startswith("Error") and name[5:].isdecimal()
 
 
 def _inline(value: Any, components: dict[str, Any], inside: tuple[str, ...]) -> Any:
@@ -52,6 +61,8 @@ def _inline(value: Any, components: dict[str, Any], inside: tuple[str, ...]) -> 
         name = value["$ref"].rpartition("/")[2]
         if name in inside:
             return {"recursive": True}
+        if is_error(name):
+            return {"error": name}
         return _inline(components[name], components, (*inside, name))
     return {
         key: {name: _inline(schema, components, inside) for name, schema in item.items()}

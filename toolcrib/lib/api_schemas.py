@@ -6,16 +6,62 @@ from urllib.parse import quote
 
 from django.http import HttpResponse
 from ninja import Schema
-from pydantic import BaseModel, BeforeValidator, ConfigDict, StrictInt, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    StrictInt,
+    create_model,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
 from toolcrib.lib.errors import InvalidRequest
+from toolcrib.lib.openapi.error_codes import CODES
+from toolcrib.lib.pagination import MAX_LIMIT
 
 
-class ErrorBody(Schema):
-    error: dict[str, Any]
+class ErrorDetail(Schema):
+    """What went wrong. `code` is for programs, `message` and `hint` for people and models."""
+
+    code: str
+    message: str
+    hint: str
+    details: dict[str, Any] = Field(
+        {}, description="Values of the error, such as problems or retry_after"
+    )
 
 
-ERRORS = dict.fromkeys((400, 401, 403, 404, 409, 413, 422, 503), ErrorBody)
+def _error_body(status: int, codes: tuple[str, ...]) -> type[Schema]:
+    code = Field(description="Stable code of the error", json_schema_extra={"enum": list(codes)})
+    detail = create_model(
+        f"ErrorDetail{status}", __base__=ErrorDetail, code=(Annotated[str, code], ...)
+    )
+    fields: dict[str, Any] = {"error": (detail, Field(description="The error"))}
+    text = f"Error with the status {status}."
+    return create_model(f"Error{status}", __base__=Schema, __doc__=text, **fields)
+
+
+ERROR_BODIES = {status: _error_body(status, codes) for status, codes in CODES.items()}
+ERRORS = {status: ERROR_BODIES[status] for status in (400, 401, 403, 404, 409, 413, 422, 503)}
+Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT)]
+Cursor = Annotated[str, Field(max_length=500)]
+
+
+def choices(values: Iterable[str], *, optional: bool = False) -> Any:
+    """Return a field with these values, `optional` also empty, in the OpenAPI document.
+
+    The action checks a request; its error names the values.
+    """
+    enum = [*([""] if optional else []), *map(str, values)]
+    return Field(json_schema_extra={"enum": list[Any](enum)})
+
+
+def bounds(minimum: float, maximum: float) -> Any:
+    """Return a field with this range in the OpenAPI document. The action checks it."""
+    return Field(json_schema_extra={"minimum": minimum, "maximum": maximum})
 
 
 def set_location(response: HttpResponse, *path: object) -> None:
@@ -41,6 +87,17 @@ class AgentBody(Strict):
     """A request body that agents send: null means absent, and some fields have two names."""
 
     ALIASES: ClassVar[Mapping[str, str]] = {}  # other names that are accepted, and their fields
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = super().__get_pydantic_json_schema__(core, handler)
+        properties = handler.resolve_ref_schema(schema).setdefault("properties", {})
+        for alias, name in cls.ALIASES.items():
+            properties[alias] = {**properties[name], "deprecated": True}
+            properties[alias].pop("description", None)
+        return schema
 
     @model_validator(mode="before")
     @classmethod

@@ -1,14 +1,14 @@
 """Admin API of notifications: webhooks, their deliveries, and alerts."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from django.http import HttpRequest, HttpResponse
 from ninja import Router, Schema, Status
 from pydantic import Field
 
-from sessions_app.models import Alert
-from toolcrib.lib.api_schemas import ERRORS, AgentBody, set_location
+from sessions_app.models import Alert, AlertKind, WebhookKind
+from toolcrib.lib.api_schemas import ERRORS, AgentBody, Cursor, Limit, choices, set_location
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.roles import key_actor
@@ -37,7 +37,7 @@ class WebhookEdit(AgentBody):
 class WebhookOut(Schema):
     id: int
     name: str
-    kind: str
+    kind: Annotated[str, choices(WebhookKind)]
     receiver: str = Field(description="Without the path of the URL")
     events: list[str]
     enabled: bool
@@ -60,7 +60,9 @@ class WebhookList(Schema):
 class DeliveryOut(Schema):
     delivery_id: str
     event: str
-    state: str = Field(description="pending, delivered or failed")
+    state: Annotated[str, choices(("pending", "delivered", "failed"))] = Field(
+        description="pending, delivered or failed"
+    )
     attempts: int
     created_at: datetime
     due_at: datetime
@@ -75,7 +77,7 @@ class DeliveryPage(Schema):
 
 class AlertOut(Schema):
     id: int
-    kind: str
+    kind: Annotated[str, choices(AlertKind)]
     key: str
     message: str
     url: str
@@ -94,7 +96,7 @@ def webhooks(request: HttpRequest) -> dict[str, Any]:
     return {"items": list_webhooks()}
 
 
-@router.post("/webhooks", response={201: CreatedWebhook, **ERRORS}, operation_id="create_webhook")
+@router.post("/webhooks", response={201: CreatedWebhook, **ERRORS})
 def create_webhook(
     request: HttpRequest, response: HttpResponse, body: WebhookIn
 ) -> Status[dict[str, Any]]:
@@ -107,6 +109,7 @@ def create_webhook(
 
 @router.get("/webhooks/{webhook_id}", response={200: WebhookOut, **ERRORS})
 def get_webhook(request: HttpRequest, webhook_id: int) -> dict[str, Any]:
+    """Get a receiver of notifications."""
     return show_webhook(find_webhook(webhook_id))
 
 
@@ -120,12 +123,13 @@ def edit_webhook(request: HttpRequest, webhook_id: int, body: WebhookEdit) -> di
 
 @router.delete("/webhooks/{webhook_id}", response={204: None, **ERRORS})
 def delete_webhook(request: HttpRequest, webhook_id: int) -> Status[None]:
+    """Delete a receiver with its pending notifications."""
     actions.delete(find_webhook(webhook_id), actor=key_actor(request))
     return Status(204, None)
 
 
 @router.post("/webhooks/{webhook_id}/test", response={202: WebhookOut, **ERRORS})
-def send_test(request: HttpRequest, webhook_id: int) -> Status[dict[str, Any]]:
+def test_webhook(request: HttpRequest, webhook_id: int) -> Status[dict[str, Any]]:
     """Queue a test notification."""
     webhook = find_webhook(webhook_id)
     actions.send_test(webhook, actor=key_actor(request))
@@ -133,8 +137,8 @@ def send_test(request: HttpRequest, webhook_id: int) -> Status[dict[str, Any]]:
 
 
 @router.get("/webhooks/{webhook_id}/deliveries", response={200: DeliveryPage, **ERRORS})
-def list_deliveries(
-    request: HttpRequest, webhook_id: int, limit: int = 50, cursor: str = ""
+def list_webhook_deliveries(
+    request: HttpRequest, webhook_id: int, limit: Limit = 50, cursor: Cursor = ""
 ) -> dict[str, Any]:
     """List the notifications of a receiver, the newest first."""
     rows = find_webhook(webhook_id).deliveries.all()
@@ -143,9 +147,9 @@ def list_deliveries(
     return {"items": items, "next_cursor": next_cursor}
 
 
-@router.get("/alerts", response={200: AlertPage, **ERRORS}, operation_id="list_alerts")
+@router.get("/alerts", response={200: AlertPage, **ERRORS})
 def list_alerts(
-    request: HttpRequest, firing: bool = False, limit: int = 50, cursor: str = ""
+    request: HttpRequest, firing: bool = False, limit: Limit = 50, cursor: Cursor = ""
 ) -> dict[str, Any]:
     """List alerts, the newest first; with `firing`, those that are not resolved."""
     rows = Alert.objects.filter(resolved_at=None) if firing else Alert.objects.all()

@@ -57,13 +57,13 @@ class PricesBody(AgentBody):
     prices: list[PriceBody] = Field(max_length=1000)
 
 
-@router.get("/prices", response={200: PricesBody, **ERRORS}, operation_id="get_prices")
+@router.get("/prices", response={200: PricesBody, **ERRORS})
 def get_prices(request: HttpRequest) -> dict[str, Any]:
     """Return the prices of models; there are none until an admin enters them."""
     return _prices()
 
 
-@router.put("/prices", response={200: PricesBody, **ERRORS}, operation_id="replace_prices")
+@router.put("/prices", response={200: PricesBody, **ERRORS})
 def replace_prices(request: HttpRequest, body: PricesBody) -> dict[str, Any]:
     """Replace the prices of models. The first one that matches a model counts."""
     rows = [PriceRow(row.model, row.per_million) for row in body.prices]
@@ -77,26 +77,26 @@ def _prices() -> dict[str, Any]:
     return {"currency": table.currency, "prices": rows}
 
 
-@router.get("", response={200: SettingsOut, **ERRORS}, operation_id="list_settings")
+@router.get("", response={200: SettingsOut, **ERRORS})
 def list_settings(request: HttpRequest) -> dict[str, Any]:
     """List the settings that admins can change while Toolcrib runs."""
     return _settings()
 
 
-@router.patch("", response={200: SettingsOut, **ERRORS}, operation_id="edit_settings")
+@router.patch("", response={200: SettingsOut, **ERRORS})
 def edit_settings(request: HttpRequest, body: SettingsIn) -> dict[str, Any]:
     """Change settings. They apply immediately, in every process."""
     preferences.change(body.values, actor=key_actor(request))
     return _settings()
 
 
-@router.get("/masking", response={200: MaskingBody, **ERRORS}, operation_id="get_masking")
+@router.get("/masking", response={200: MaskingBody, **ERRORS})
 def get_masking(request: HttpRequest) -> dict[str, Any]:
     """Return the patterns of secrets that operators added."""
     return {"patterns": redaction_patterns.read()}
 
 
-@router.put("/masking", response={200: MaskingBody, **ERRORS}, operation_id="replace_masking")
+@router.put("/masking", response={200: MaskingBody, **ERRORS})
 def replace_masking(request: HttpRequest, body: MaskingBody) -> dict[str, Any]:
     """Replace the patterns. They apply to new calls."""
     redaction_patterns.change(body.patterns, actor=key_actor(request))

@@ -22,7 +22,7 @@ from sessions_app.ledger.event_messages import TOOLS_CHANGED, messages_of
 from sessions_app.models import UNFINISHED, AgentSession, Call, Event, SessionState
 from sessions_app.sessions import lifecycle, loading
 from sessions_app.sessions.scope import scope_of_session
-from toolcrib.lib.api_schemas import ERRORS, ErrorBody
+from toolcrib.lib.api_schemas import ERROR_BODIES, ERRORS
 from toolcrib.lib.db_threads import run_in_db_thread
 from toolcrib.lib.errors import Invalid, ToolcribError
 from toolcrib.lib.roles import key_actor
@@ -197,7 +197,7 @@ STREAM_RESPONSE = {
 
 @router.get(
     "/sessions/{session_id}/events/stream",
-    response={200: None, 204: None, **ERRORS, 429: ErrorBody},
+    response={200: None, 204: None, **ERRORS, 429: ERROR_BODIES[429]},
     operation_id="stream_session_events",
     openapi_extra={"parameters": [LAST_EVENT_ID], "responses": {200: STREAM_RESPONSE}},
 )

@@ -1,6 +1,6 @@
 """Health endpoint of the API: event-loop lag, search vectors and server concurrency."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from django.http import HttpRequest
 from ninja import Router, Schema
@@ -8,7 +8,7 @@ from ninja import Router, Schema
 from catalog.search.embeddings import store as vector_store
 from servers.connections import metrics
 from sessions_app.ledger.calls import THIS_PROCESS
-from toolcrib.lib.api_schemas import ERRORS
+from toolcrib.lib.api_schemas import ERRORS, choices
 from toolcrib.runtime.lifespan import runtime
 
 router = Router(tags=["health"])
@@ -35,7 +35,7 @@ class TurnsOut(Schema):
 class VectorsOut(Schema):
     """State of the search vectors: ready, working, or unavailable with a reason."""
 
-    state: str
+    state: Annotated[str, choices(("ready", "working", "unavailable"))]
     reason: str
     total: int
     embedded: int
@@ -49,7 +49,7 @@ class HealthOut(Schema):
 
 
 @router.get("/health", response={200: HealthOut, **ERRORS})
-def health(request: HttpRequest) -> dict[str, Any]:
+def get_health(request: HttpRequest) -> dict[str, Any]:
     """Return this process's event-loop lag in the last minute and each server's concurrent calls,
     and the state of the search vectors."""
     return {

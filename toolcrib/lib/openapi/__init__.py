@@ -1,0 +1,1 @@
+"""OpenAPI document of the REST API: operation ids, descriptions and error codes."""

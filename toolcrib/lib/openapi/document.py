@@ -1,0 +1,82 @@
+"""OpenAPI document: operation ids, and descriptions of fields and parameters by name."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ninja import NinjaAPI
+from ninja.openapi.schema import OpenAPISchema
+from ninja.operation import Operation
+
+from toolcrib.lib.openapi.vocabulary import FIELDS, PARAMETERS
+
+RANGES = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+
+
+class DescribedAPI(NinjaAPI):
+    """An API whose functions are named like their operations, with a described document."""
+
+    def get_openapi_operation_id(self, operation: Operation) -> str:
+        return operation.view_func.__name__
+
+    def get_openapi_schema(self, **options: Any) -> OpenAPISchema:
+        document = super().get_openapi_schema(**options)
+        _correct_ranges(document["components"]["schemas"])
+        for _, key, schema in fields(document):
+            _describe(schema, key, FIELDS)
+        for path, _, parameter in parameters(document):
+            key = f"{path.removeprefix('/api/v1')}.{parameter['name']}"
+            _describe(parameter, key, PARAMETERS)
+            _describe(parameter, key, FIELDS)
+        return document
+
+
+def fields(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Return every property as (schema, schema.property, its schema)."""
+    for name, schema in document["components"]["schemas"].items():
+        for field, value in schema.get("properties", {}).items():
+            yield name, f"{name}.{field}", value
+
+
+def parameters(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Return every parameter as (path, operation id, parameter)."""
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            for parameter in operation.get("parameters", []):
+                yield path, operation["operationId"], parameter
+
+
+def find_entry(key: str, vocabulary: dict[str, str]) -> str | None:
+    """Return the vocabulary's key for `owner.field`: that of the owner, or of the field alone.
+
+    The owner of a parameter is its path, of which any part suffices, the longest first.
+    """
+    owner, _, name = key.rpartition(".")
+    parts = re.findall(r"/[^/]+", owner) or [owner]
+    for length in range(len(parts), 0, -1):
+        for start in range(len(parts) - length + 1):
+            candidate = "".join(parts[start : start + length]) + "." + name
+            if candidate in vocabulary:
+                return candidate
+    return name if name in vocabulary else None
+
+
+def _correct_ranges(value: Any) -> None:
+    """Rename the ranges of unions, which pydantic writes under its own names."""
+    if isinstance(value, list):
+        for item in value:
+            _correct_ranges(item)
+    elif isinstance(value, dict):
+        for own, name in RANGES.items():
+            if isinstance(value.get(own), int | float):
+                value[name] = value.pop(own)
+        for item in value.values():
+            _correct_ranges(item)
+
+
+def _describe(item: dict[str, Any], key: str, vocabulary: dict[str, str]) -> None:
+    own = item.get("description") or item.get("schema", {}).get("description")
+    if own:
+        item["description"] = own
+    elif entry := find_entry(key, vocabulary):
+        item["description"] = vocabulary[entry]
