@@ -56,6 +56,8 @@ bench: $(VENV)/test.stamp
 	@$(BIN)/python bench/dispatch.py
 	@$(BIN)/python bench/rules.py
 	@$(BIN)/python bench/scripts.py
+	@$(BIN)/python bench/script_lag.py
+	@$(BIN)/python bench/stubs.py
 	@$(BIN)/python bench/scale.py
 	@$(BIN)/python bench/rest.py
 	@$(BIN)/python bench/workers.py

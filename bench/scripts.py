@@ -1,19 +1,17 @@
 """Tokens and time of one script, compared with the same work call by call.
 
-    python bench/scripts.py [FOLDER] [--rounds 5] [--calls 50] [--json]
+    python bench/scripts.py [--rounds 5] [--calls 50] [--json]
 
 The task: find the error logs of the past hour and open one ticket for each different error, over
 two local MCP servers (bench/incidents.py) behind one installation. Call by call, the model
 receives every result and writes every argument; with a script it receives the script's result and
 writes its code. Both are counted by toolcrib.lib.token_counter. A call inside a script is timed by
 a script with many small calls, minus one without calls, and compared with the same calls over REST
-on one connection; rounds are interleaved. FOLDER has real definitions (bench/fleet.py): the time to
-write the Python stub and the TypeScript declaration of each is printed too.
+on one connection; rounds are interleaved.
 """
 
 import argparse
 import json
-import os
 import socket
 import statistics
 import sys
@@ -32,7 +30,6 @@ from toolcrib.lib.token_counter import count  # noqa: E402
 
 LEAST_RATIO = 10  # tokens call by call ÷ tokens with the script
 MAX_OVERHEAD = 1.5  # a call in a script ÷ the same call over REST
-MAX_STUB_MS = 0.2  # a tool, of one language
 UNLIMITED = dict.fromkeys(("calls_per_minute", "cost_per_minute"), 10**9)
 SEARCH = {"level": "error", "minutes": 60}
 TASK = """found = await logs.search_logs(level="error", minutes=60)
@@ -164,38 +161,6 @@ def measure(agent, options):
     }
 
 
-def time_stubs(folder):
-    """Return the milliseconds a tool that stubs of real definitions take, by language."""
-    import django
-
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "toolcrib.settings")
-    django.setup()
-    import fleet
-
-    from sessions_app.scripts import signatures
-    from sessions_app.scripts.tool_names import ToolNames
-    from tests.sessions_app.scripts.test_signatures import make_tool
-
-    def write_all(tools, language):
-        for tool in tools:
-            signatures.signature(tool, language)
-
-    tools = [
-        make_tool(tool["name"], tool["inputSchema"], tool.get("outputSchema"), server=slug)
-        for slug, listed in fleet.read_folder(Path(folder)).items()
-        for tool in listed
-    ]
-    names = [tool for found in ToolNames(tools).modules.values() for tool in found.values()]
-    for tool in names:  # definitions are parsed when they are first needed, for every purpose
-        assert tool.input_schema is not None
-    row = {"tools": len(names)}
-    for language in ("python", "typescript"):
-        # The fastest of three: what else the machine does concerns single rounds.
-        rounds = [timed(write_all, names, language)[0] for _ in range(3)]
-        row[language] = min(rounds) / len(names) * 1000
-    return row
-
-
 def run(options):
     with (
         tempfile.TemporaryDirectory(prefix="toolcrib-bench-") as folder,
@@ -203,10 +168,7 @@ def run(options):
     ):
         for name in ("logs", "tickets"):
             add_server(toolcrib, name)
-        report = measure(Agent(toolcrib), options)
-    if options.folder:
-        report["stubs"] = time_stubs(options.folder)
-    return report
+        return measure(Agent(toolcrib), options)
 
 
 def mark(good):
@@ -237,17 +199,10 @@ def print_report(report, options):
         f"{mark(call['ratio'] <= MAX_OVERHEAD)} a call inside a script: {call['script']:.2f} ms, "
         f"over REST {call['REST']:.2f} ms, ratio {call['ratio']:.2f}, limit {MAX_OVERHEAD:g}"
     )
-    if stubs := report.get("stubs"):
-        for language in ("python", "typescript"):
-            print(
-                f"{mark(stubs[language] <= MAX_STUB_MS)} {language} stubs of {stubs['tools']:,} "
-                f"tools: {stubs[language]:.3f} ms a tool, limit {MAX_STUB_MS:g}"
-            )
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", nargs="?", metavar="FOLDER", help="real definitions, for stubs")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=50, help="of the overhead, at most 50")
     parser.add_argument("--json", action="store_true")

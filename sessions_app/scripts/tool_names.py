@@ -39,7 +39,9 @@ JAVASCRIPT_GLOBALS = _words(
     "RegExp Set String Symbol console crypto fetch globalThis performance process queueMicrotask "
     "self setInterval setTimeout structuredClone window"
 )
-WORDS = frozenset(keyword.kwlist) | frozenset(keyword.softkwlist) | JAVASCRIPT_WORDS
+# What Python stubs name in annotations: a function of that name would hide the type.
+STUB_TYPES = _words("Any Literal NotRequired TypedDict bool dict list str")
+WORDS = frozenset(keyword.kwlist) | frozenset(keyword.softkwlist) | JAVASCRIPT_WORDS | STUB_TYPES
 RESERVED = WORDS | MODULES | JAVASCRIPT_GLOBALS | frozenset(dir(builtins)) | {"extract", "input"}
 
 
@@ -78,9 +80,12 @@ class ScriptTool:
 
 
 def safe_word(name: str, reserved: Iterable[str] = WORDS) -> str:
-    """Return a word of both languages that looks like a name."""
+    """Return a word of both languages that looks like a name.
+
+    Modules of the Python engine have no names that begin with an underscore.
+    """
     word = UNSAFE.sub("_", name)
-    if not word or word[0].isdigit() or word.startswith("__"):
+    if not word or word[0].isdigit() or word[0] == "_":
         word = f"t_{word}"
     return f"{word}_" if word in reserved else word
 

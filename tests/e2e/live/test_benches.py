@@ -213,17 +213,40 @@ def test_calls_per_second_are_reported_by_number_of_web_processes():
 
 
 @pytest.mark.timeout(400)
-def test_tokens_of_a_script_and_of_the_same_calls_are_reported(tmp_path):
-    tool = {"name": "a", "description": "Does it.", "input_schema": {"type": "object"}}
-    (tmp_path / "tools.jsonl").write_text(json.dumps({**tool, "server": "one"}))
-    output = run("scripts", str(tmp_path), "--rounds", "1", "--calls", "3")
+def test_tokens_of_a_script_and_of_the_same_calls_are_reported():
+    output = run("scripts", "--rounds", "1", "--calls", "3")
     lines = output.splitlines()
     for way in ("call by call", "script"):
         assert any(line.strip().startswith(way) for line in lines), output
     # The tokens are the same in every run; times are for the real one.
     assert any(line.startswith("OK   tokens spared") for line in lines), output
-    for verdict in ("a call inside a script", "python stubs of 1", "typescript stubs of 1"):
-        assert any(line[5:].startswith(verdict) for line in lines), output
+    assert any(line[5:].startswith("a call inside a script") for line in lines), output
+
+
+@pytest.mark.timeout(400)
+def test_the_lag_beside_hostile_scripts_is_reported_with_that_of_an_idle_process():
+    output = run("script_lag", "--scripts", "3")
+    assert output.startswith("3 hostile scripts; 3 failed"), output
+    for process in ("hostile scripts", "idle"):
+        assert any(line.strip().startswith(process) for line in output.splitlines()), output
+    # Only that the limit is checked; the time is for the real run.
+    assert any(line[5:].startswith("event-loop lag above") for line in output.splitlines()), output
+
+
+@pytest.mark.timeout(400)
+def test_stubs_of_the_tools_in_a_folder_are_timed_and_checked(tmp_path):
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    tools = [
+        {"name": name, "description": "Does it.", "input_schema": schema, "server": "one"}
+        for name in ("list", "a-b", "delete")
+    ]
+    (tmp_path / "tools.jsonl").write_text("\n".join(json.dumps(tool) for tool in tools))
+    output = run("stubs", str(tmp_path))
+    for language in ("python", "typescript"):
+        assert f"{language} stubs of 3 tools" in output
+    assert "OK   mypy checks 3 tools\n" in output
+    for checker in ("engine", "typescript"):
+        assert f"OK   {checker} checks 3 tools\n" in output or f"{checker} is not" in output
 
 
 @pytest.mark.timeout(400)

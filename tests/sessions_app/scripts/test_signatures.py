@@ -105,6 +105,16 @@ STRANGE = {
     "nothing": {},
     "tuple": {"type": "object", "properties": {
         "t": {"type": "array", "prefixItems": [{"type": "string"}], "items": False}}},
+    "words of the languages": {
+        "type": "object",
+        "properties": {name: {"type": "string"} for name in (
+            "self", "type", "str", "list", "constructor", "__proto__", "toString", "_", "名前")},
+        "required": ["self", "str", "list"],
+    },
+    "object or null": {"type": "object", "properties": {"x": {
+        "type": ["object", "null"],
+        "properties": {"a": {"oneOf": [{"const": "a"}, {"const": "b"}]}},
+        "patternProperties": {"^x": {}}, "not": {}, "if": {}, "nullable": True}}},
     "wide": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(150)}},
 }  # fmt: skip
 
@@ -124,13 +134,21 @@ def one(schema, output=None, **options):
     return ScriptTool("github", "run", make_tool("run", schema, output, **options))
 
 
+# Tools with these names are next to others whose types have the same names.
+STRANGE_NAMES = (
+    *("list", "dict", "str", "bool", "int", "Any", "Literal", "TypedDict", "NotRequired", "print"),
+    *("Promise", "Array", "Record", "constructor", "_list_In", "__proto__", "None", "self"),
+)
+
+
 def strange_tools():
-    """Every strange schema, as input and as output."""
+    """Every strange schema, as input and as output, and every strange name."""
+    schemas = {f"t{i}": schema for i, schema in enumerate(STRANGE.values())}
     tools = [
-        make_tool(f"t{i}", schema, schema, description='A "quoted" */ text\n\\')
-        for i, schema in enumerate(STRANGE.values())
+        make_tool(name, schema, schema, description='A "quoted" */ text\n\\')
+        for name, schema in {**schemas, **dict.fromkeys(STRANGE_NAMES, ISSUE)}.items()
     ]
-    return [ScriptTool("github", tool.name.split("__")[1], tool) for tool in tools]
+    return [*ToolNames(tools).modules["github"].values()]
 
 
 def test_a_python_stub_has_keywords_types_and_descriptions():
@@ -187,7 +205,7 @@ def test_names_are_words_of_both_languages_and_lead_back_to_their_tools():
         "my_server.import_": "my-server__import",
         "my_server_2.x": "my_server__x",
         "custom.own": "own",
-        "json_.__": "json__é",
+        "json_.t__": "json__é",
         "input_.t___init__": "input____init__",
     }
     for name, public in found.items():
@@ -230,15 +248,17 @@ def test_stubs_of_the_strangest_schemas_pass_mypy(tmp_path):
 
 def test_stubs_of_the_strangest_schemas_pass_the_checker_of_the_engine():
     monty = pytest.importorskip("pydantic_monty")
-    stub = python_stubs.module_stub(strange_tools(), docs=True)
-    module = monty.ExternalModule({"t0": print}, stubs=stub)
+    tools = strange_tools()
+    stub = python_stubs.module_stub(tools, docs=True)
+    module = monty.ExternalModule({tool.function: print for tool in tools}, stubs=stub)
+    every_tool = "\n".join(f"github.{tool.function}" for tool in tools)
     options = {
         "external_modules": {"github": module},
         "type_check": True,
         "type_check_stubs": python_stubs.GLOBALS,
     }
     with monty.Monty(max_processes=1) as pool, pool.checkout(**options) as session:
-        assert session.feed_run("import github\ngithub.t0\n1") == 1
+        assert session.feed_run(f"import github\n{every_tool}\n1") == 1
         with pytest.raises(monty.MontyTypingError):
             session.feed_run("github.unknown")
 
