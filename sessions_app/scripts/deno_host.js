@@ -261,6 +261,8 @@ function findTool(module) {
 
 const SCRIPT = /data:application\/typescript;base64,[\w+/=.]*/g; // Deno shortens it
 const LINE = /script\.ts:(\d+):\d+/;
+const NO_MODULES = "Modules of Node.js are not available to scripts.";
+const MODULE = /^\s+at .*(ext:|node:)/;
 const INTERNAL = /^\s+at .*(data:application\/javascript|ext:|node:)/;
 
 function end(line) {
@@ -271,7 +273,8 @@ function end(line) {
 
 function fail(error) {
   const isError = error instanceof Error;
-  const said = String(isError ? error.message : shown(error)).replace(SCRIPT, "script.ts");
+  let said = String(isError ? error.message : shown(error)).replace(SCRIPT, "script.ts");
+  if (/^(ReferenceError: )+Deno is not defined\n\s+at .*(ext:|node:)/.test(said)) said = NO_MODULES;
   const syntax = /^SyntaxError: (.*)$/m.exec(said); // the lines after it quote our function, too
   const stack = String((isError && error.stack) || "").replace(SCRIPT, "script.ts");
   const frames = stack.split("\n").filter((line) => !INTERNAL.test(line));
@@ -312,7 +315,9 @@ function run({ code }) {
 
 addEventListener("unhandledrejection", (event) => {
   event.preventDefault();
-  fail(event.reason);
+  const [, frame] = String(event.reason?.stack).split("\n");
+  // A module of Node.js that fails rejects twice: the script's import, and one of Deno's own.
+  if (!MODULE.test(frame)) fail(event.reason);
 });
 addEventListener("error", (event) => {
   event.preventDefault();

@@ -44,7 +44,7 @@ def render(tools: Iterable[ScriptTool], language: Language) -> str:
             typescript_declarations.namespace(name, tools, docs=True)
             for name, tools in modules.items()
         ]
-        return "\n".join([note, *parts])
+        return "\n".join([note + typescript_declarations.GLOBALS, *parts])
     header = python_stubs.HEADER
     parts = [
         f"# module {name}\n" + "\n".join(python_stubs.tool_stub(tool, docs=True) for tool in tools)

@@ -31,7 +31,10 @@ WORD = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*\Z")
 MAX_DESCRIPTION, MAX_FIELD = 400, 120
 GLOBALS = (
     "declare const input: any;\n"
-    "declare function extract(value: unknown, type: string): Promise<any>;\n"
+    "declare function extract(value: unknown, type: unknown): Promise<any>;\n"
+    "declare class ToolError extends Error {}\n"
+    "declare class PermissionError extends Error {}\n"
+    "declare class TimeoutError extends Error {}\n"
 )
 
 

@@ -2,11 +2,13 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from deno import find_deno_bin
 
 from sessions_app.dispatch import dispatcher
 from sessions_app.models import Agent
@@ -15,7 +17,11 @@ from tests.support.factories import ingest_tools, make_program, tool_object
 from toolcrib.lib.token_counter import count
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "scripts.md"
-EXAMPLES = re.findall(r"^```python\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+BLOCK = r"^```{}\n(.*?)^```"
+EXAMPLES, TYPESCRIPT = (
+    re.findall(BLOCK.format(language), DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    for language in ("python", "typescript")
+)
 ENTRIES = [{"message": f"disk {n % 3} is full", "host": "h" * 200} for n in range(90)]
 
 
@@ -72,8 +78,10 @@ def made(monkeypatch):
     return made
 
 
-def test_one_ticket_for_each_error_costs_a_tenth_of_the_tokens_at_most(script, made):
-    answer = script(EXAMPLES[0])
+@pytest.mark.parametrize("language", ["python", "typescript"])
+def test_one_ticket_for_each_error_costs_a_tenth_of_the_tokens_at_most(script, made, language):
+    example = {"python": EXAMPLES, "typescript": TYPESCRIPT}[language][0]
+    answer = script(example, language=language)
     assert answer["status"] == "completed", answer
     assert answer["result"] == ["T-2", "T-3", "T-4"]
     assert answer["logs"] == "90 entries\n"
@@ -92,8 +100,35 @@ def test_errors_are_caught(script, made):
     assert answer["result"] == "failed: tickets.create_ticket: The title is empty."
 
 
+def test_calls_at_the_same_time_and_errors_in_typescript(script, made):
+    answer = script(TYPESCRIPT[1], language="typescript")
+    assert answer["result"] == {
+        "errors": 90,
+        "warnings": 0,
+        "outcome": "failed: tickets.create_ticket: The title is empty.",
+    }
+
+
+def check_types(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    (folder / "script.ts").write_text(text)
+    return subprocess.run(
+        [find_deno_bin(), "check", "--no-config", "--no-lock", "script.ts"],
+        cwd=folder, capture_output=True, text=True, check=False,
+        env={"DENO_DIR": str(folder / "deno"), "HOME": str(folder), "NO_COLOR": "1"},
+    )  # fmt: skip
+
+
+def test_the_examples_match_the_declarations_of_their_tools(agent, tmp_path):
+    sdk = agent.open().get("/sdk?lang=typescript").json["text"]
+    scripts = ", ".join(f"async () => {{\n{example}}}" for example in TYPESCRIPT)
+    done = check_types(tmp_path, f"{sdk}\nexport default [{scripts}];\n")
+    assert done.returncode == 0, done.stderr
+    wrong = scripts.replace('level: "error"', 'level: "fatal"')
+    assert "fatal" in check_types(tmp_path, f"{sdk}\nexport default [{wrong}];\n").stderr
+
+
 def test_every_example_is_tested_and_wrong_types_are_found_first(script, made):
-    assert len(EXAMPLES) == 3
+    assert (len(EXAMPLES), len(TYPESCRIPT)) == (3, 2)
     answer = script(EXAMPLES[0].replace('level="error"', 'level="fatal"'))
     assert answer["error"]["type"] == "TypeCheckError"
     assert made == []

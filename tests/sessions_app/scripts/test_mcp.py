@@ -81,6 +81,26 @@ def test_a_script_runs_and_its_result_is_the_text(run):
     assert body_of(asked) == body
 
 
+def test_a_script_in_typescript_runs_too(run):
+    code = (
+        f"const [one, two] = await Promise.all([raw.say({{result: {json.dumps(result('one'))}}}),"
+        f" desk.say({{result: {json.dumps(result('two'))}}})]);\nreturn one + two;"
+    )
+
+    async def scenario(door):
+        tools = await listed(door, door.era)
+        return tools, await door.call("run_script", {"code": code, "language": "typescript"})
+
+    tools, response = run(scenario)
+    body = body_of(response)
+    assert (body["status"], body["result"], body["language"]) == (
+        "completed",
+        "onetwo",
+        "typescript",
+    )
+    assert "typescript" in tools["run_script"]["inputSchema"]["properties"]["language"]["enum"]
+
+
 def test_an_uncaught_error_is_an_error_result_with_the_calls(run):
     async def scenario(door):
         code = f"await raw.say(result={result('bad', isError=True)!r})"

@@ -137,6 +137,7 @@ def test_a_late_call_rejects_with_a_timeout_error(typescript, agent):
         ("const a = 1;\nlet b: = 2;", "SyntaxError", 2, ""),
         ("import fs from 'node:fs';", "SyntaxError", 1, "import"),
         ("\n\nnull.x;", "TypeError", 3, "null"),
+        ("const fs = await import('node:fs');", "TypeError", 1, "Modules of Node.js"),
         ("\nthrow {code: 7};", "Error", None, '{"code":7}'),
         ("await new Promise(() => {});", "Error", None, "cannot happen"),
         ("raw.say('text');", "TypeError", 1, "raw.say takes one object"),
