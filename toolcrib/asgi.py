@@ -279,9 +279,10 @@ class Router:
         elif is_mcp:
             await self.mcp(scope, receive, send)
         elif (found := session_endpoint.find_operation(scope)) is not None:
-            await self.session_endpoint(*found, scope, receive, send)
+            await self.session_endpoint(*found, scope, receive, rate_limits.add_headers(send))
         else:
             handler = self.api if is_api else self.pages
+            send = rate_limits.add_headers(send) if is_api else send
             await self._stagger()
             await handler(scope, _limit_body_size(receive), _delay_rejections(send))  # type: ignore[arg-type]
 

@@ -48,7 +48,8 @@ def keep_old(tool: Tool, *, actor: Actor, sha256: str = "") -> Tool:
 def undo_approval(tool: Tool, *, actor: Actor) -> Tool:
     """Withdraw the approval of the current definition, which is then pending review again.
 
-    Only while no call was made under it: afterwards agents have acted by it.
+    Only while no call was made under it: afterwards agents have acted by it. Overrides that the
+    approval dropped are restored.
     """
     tool = lock_tool(tool)
     change = find_undoable(tool)
@@ -60,6 +61,8 @@ def undo_approval(tool: Tool, *, actor: Actor) -> Tool:
         )
     before, tool.approved = tool.approved, _approved_before(tool)
     tool.state = tool.derive_state()
+    if before is not None:
+        effective.restore_dropped(tool, before)
     effective.refresh(tool)
     tool.save(update_fields=["approved", "state", *effective.EFFECTIVE_FIELDS])
     change.outcome, change.decided_by, change.decided_at = (

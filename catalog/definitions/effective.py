@@ -95,7 +95,7 @@ def refresh(tool: Tool) -> None:
     if approved is None:
         tool.effective_id = None
         return
-    _drop_unfit(tool, approved.input_schema)
+    _drop_unfit(tool, approved)
     effective = derive(approved.tool, tool.description_override, tool.parameter_overrides)
     body = canonical(effective)
     sha256 = digest(body)
@@ -109,19 +109,45 @@ def refresh(tool: Tool) -> None:
 EFFECTIVE_FIELDS = ("effective", "parameter_overrides", "dropped_overrides")
 
 
-def _drop_unfit(tool: Tool, schema: Mapping[str, Any]) -> None:
+def restore_dropped(tool: Tool, definition: Definition) -> None:
+    """Take back the overrides that the approval of a definition dropped, unless set since.
+
+    Saves nothing, as `refresh`, which is to follow.
+    """
+    rows = [row for row in tool.dropped_overrides if row.get("definition") == definition.sha256]
+    dropped = {row["parameter"]: row["override"] for row in rows}
+    tool.parameter_overrides = dict(sorted({**dropped, **tool.parameter_overrides}.items()))
+    tool.dropped_overrides = [row for row in tool.dropped_overrides if row not in rows]
+
+
+def unfit_values(tool: Tool) -> list[str]:
+    """Return the parameters whose fixed value the approved definition does not allow."""
+    if tool.approved is None:
+        return []
+    schema = tool.approved.input_schema
+    return [
+        name
+        for name, override in tool.parameter_overrides.items()
+        if "fixed" in override
+        and name in properties_of(schema)
+        and not fixed_value_fits(schema, name, override["fixed"])
+    ]
+
+
+def _drop_unfit(tool: Tool, approved: Definition) -> None:
     dropped = {
         name: reason
         for name, override in tool.parameter_overrides.items()
-        if (reason := _misfit(schema, name, override))
+        if (reason := _misfit(approved.input_schema, name, override))
     }
     if not dropped:
         return
     before = dict(tool.parameter_overrides)
     tool.parameter_overrides = {name: before[name] for name in before if name not in dropped}
     at = timezone.now().isoformat()
+    by = {"at": at, "definition": approved.sha256}
     rows = [
-        {"parameter": name, "override": before[name], "reason": reason, "at": at}
+        {"parameter": name, "override": before[name], "reason": reason, **by}
         for name, reason in dropped.items()
     ]
     tool.dropped_overrides = [*rows, *tool.dropped_overrides][:MAX_DROPPED]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from catalog.definitions import diff as definition_diff
+from catalog.definitions.effective import unfit_values
 from catalog.definitions.findings import change_findings
 from catalog.models import AuditEntry, CallPolicy, Definition, DefinitionChange, Tool, ToolState
 from catalog.tools import actions as tool_actions
@@ -44,6 +45,7 @@ def describe(tool: Tool, *, change_id: str = "") -> dict[str, Any]:
         "body": definition.tool if definition else {},
         "annotations": definition.annotations if definition else {},
         "effective": _effective_definition(tool),
+        "unfit_values": unfit_values(tool),
         "is_servable": tool.approved_id and tool.state in (ToolState.AVAILABLE, ToolState.WAITING),
         "answer": describe_availability(tool),
         "is_pending": _is_pending(tool),

@@ -17,15 +17,17 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
+from contextvars import ContextVar
 from functools import lru_cache
-from typing import NamedTuple, NoReturn, ParamSpec
+from typing import Any, NamedTuple, NoReturn, ParamSpec
 
 import redis
 from django.conf import settings
 
 from sessions_app.models import Agent
 from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.protocols.asgi import Send
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -73,8 +75,59 @@ class Charge(NamedTuple):
             return max(period * (1 - (room - count) / previous) - second, 0.001)
         return period - second + period * (1 - room / count)  # when the sum is the last period's
 
+    def room(self, count: float, previous: float, second: float) -> "Room":
+        """Return the wait for a window with these sums, and what is left of it by then."""
+        wait = self.seconds_until_room(count, previous, second)
+        used = count + previous * (1 - second / self.period) + (0.0 if wait else self.cost)
+        return Room(wait, max(self.limit - used, 0.0), self.period - second)
 
-class LocalWindow:
+
+class Room(NamedTuple):
+    """What a window has left."""
+
+    wait: float  # seconds until the charge fits; 0: it fits, unless another one does not
+    remaining: float
+    reset: float  # seconds until the period ends
+
+
+class Usage:
+    """What the limits of an agent have left after a request: of the one that ends first."""
+
+    def __init__(self) -> None:
+        self._tightest: tuple[float, Charge, Room] | None = None
+
+    def note(self, charges: Sequence[Charge], rooms: Sequence[Room]) -> None:
+        for charge, room in zip(charges, rooms, strict=True):
+            share = -room.wait if room.wait else room.remaining / charge.limit
+            if self._tightest is None or share < self._tightest[0]:
+                self._tightest = share, charge, room
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        if self._tightest is None:
+            return []
+        _, charge, room = self._tightest
+        values = {
+            b"ratelimit-policy": f'"{charge.what}";q={charge.limit:g};w={charge.period}',
+            b"ratelimit-limit": f"{charge.limit:.0f}",
+            b"ratelimit-remaining": f"{0 if room.wait else math.floor(room.remaining)}",
+            b"ratelimit-reset": f"{math.ceil(room.wait or room.reset)}",
+        }
+        return [(name, value.encode()) for name, value in values.items()]
+
+
+class Window:
+    """Sums of charges."""
+
+    def charge(self, charges: Sequence[Charge], now: float) -> list[Room]:
+        """Add all charges or none. Return for each what its window has left."""
+        raise NotImplementedError
+
+    def hit(self, charges: Sequence[Charge], now: float) -> list[float]:
+        """Add all charges or none. Return for each the seconds until there is room for it."""
+        return [room.wait for room in self.charge(charges, now)]
+
+
+class LocalWindow(Window):
     """The sums of this process."""
 
     def __init__(self) -> None:
@@ -82,22 +135,21 @@ class LocalWindow:
         self._sums: dict[str, tuple[int, float, float, float]] = {}
         # Values: number of the period, its sum, the sum of the one before, when both are over.
 
-    def hit(self, charges: Sequence[Charge], now: float) -> list[float]:
-        """Add all charges or none. Return for each the seconds until there is room for it."""
+    def charge(self, charges: Sequence[Charge], now: float) -> list[Room]:
         with self._lock:
             sums = [self._sums_at(int(now // charge.period), charge.key) for charge in charges]
-            waits = [
-                charge.seconds_until_room(*both, now % charge.period)
+            rooms = [
+                charge.room(*both, now % charge.period)
                 for charge, both in zip(charges, sums, strict=True)
             ]
-            if not any(waits):
+            if not any(room.wait for room in rooms):
                 for charge, (count, previous) in zip(charges, sums, strict=True):
                     number, total = int(now // charge.period), max(count + charge.cost, 0.0)
                     end = (number + 2.0) * charge.period
                     self._sums[charge.key] = (number, total, previous, end)
                 if len(self._sums) > MAX_LOCAL_SUMS:
                     self._sums = {key: sum for key, sum in self._sums.items() if sum[3] > now}
-        return waits
+        return rooms
 
     def _sums_at(self, number: int, key: str) -> tuple[float, float]:
         last, count, previous, _ = self._sums.get(key, (number, 0.0, 0.0, 0.0))
@@ -110,8 +162,8 @@ class LocalWindow:
             self._sums.clear()
 
 
-class RedisWindow:
-    """The sums of all processes, as a hash per key; the script is `LocalWindow.hit`."""
+class RedisWindow(Window):
+    """The sums of all processes, as a hash per key; the script is `LocalWindow.charge`."""
 
     SCRIPT = """
     local now = tonumber(ARGV[1])
@@ -145,18 +197,19 @@ class RedisWindow:
         client = redis.Redis.from_url(url, socket_connect_timeout=0.2, socket_timeout=0.5)
         self._script = client.register_script(self.SCRIPT)
 
-    def hit(self, charges: Sequence[Charge], now: float) -> list[float]:
-        """Do the same as `LocalWindow.hit`. Raises RedisError."""
+    def charge(self, charges: Sequence[Charge], now: float) -> list[Room]:
+        """Do the same as `LocalWindow.charge`. Raises RedisError."""
         numbers = [repr(n) for c in charges for n in (c.limit, c.cost, c.period)]
         keys = [KEY_PREFIX + charge.key for charge in charges]
         sums = [float(text) for text in self._script(keys=keys, args=[repr(now), *numbers])]
         return [
-            charge.seconds_until_room(count, previous, now % charge.period)
+            charge.room(count, previous, now % charge.period)
             for charge, count, previous in zip(charges, sums[::2], sums[1::2], strict=True)
         ]
 
 
 _local = LocalWindow()
+_usage: ContextVar[Usage | None] = ContextVar("rate_limit_usage", default=None)
 _rejections: deque[float] = deque(maxlen=FREE_REJECTIONS)  # times of the last ones
 _redis_retry_at = 0.0
 
@@ -168,15 +221,33 @@ def _redis_window(url: str) -> RedisWindow:
 
 def hit(charges: Sequence[Charge]) -> list[float]:
     """Add all charges or none. Return for each the seconds until there is room for it."""
+    return [room.wait for room in charge_all(charges)]
+
+
+def charge_all(charges: Sequence[Charge]) -> list[Room]:
+    """Add all charges or none. Return for each what its window has left."""
     global _redis_retry_at
     now = time.time()
     if settings.REDIS_URL and time.monotonic() > _redis_retry_at:
         try:
-            return _redis_window(settings.REDIS_URL).hit(charges, now)
+            return _redis_window(settings.REDIS_URL).charge(charges, now)
         except redis.RedisError as error:
             _redis_retry_at = time.monotonic() + REDIS_RETRY_SECONDS
             logger.warning("Redis unavailable, rate limits are counted per process: %s", error)
-    return _local.hit(charges, now)
+    return _local.charge(charges, now)
+
+
+def add_headers(send: Send) -> Send:
+    """Add what the agent's limits have left to a response, if the request was charged."""
+    usage = Usage()
+    _usage.set(usage)
+
+    async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *usage.headers()]
+        await send(message)
+
+    return send_with_headers
 
 
 # The next three wait for Redis if it is configured: call them in a thread, not on the event loop.
@@ -255,8 +326,12 @@ def _cost(agent: Agent, base: float) -> Charge:
 
 
 def _check(agent: Agent, *charges: Charge) -> None:
-    seconds, charge = max(zip(hit(charges), charges, strict=True))
-    if seconds:
+    rooms = charge_all(charges)
+    usage = _usage.get()
+    if usage is not None:
+        usage.note(charges, rooms)
+    room, charge = max(zip(rooms, charges, strict=True))
+    if seconds := room.wait:
         wait = math.ceil(seconds)
         raise RateLimited(
             f"Rate limit exceeded: {EXCEEDED[charge.what].format(agent.name, charge.limit)}.",

@@ -12,7 +12,9 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.test import Client
 from django.utils.datastructures import CaseInsensitiveMapping
 
+from sessions_app.agents import rate_limits
 from sessions_app.sessions import endpoint as session_endpoint
+from toolcrib.lib.protocols.asgi import Receive, Scope, Send
 
 
 class AsgiResponse:
@@ -105,8 +107,8 @@ def send_api(
         response = client.generic(method, url, body, content_type="application/json", headers=sent)
         return ApiResponse(response.status_code, response.headers, response.content)
 
-    async def app(*args: Any) -> None:
-        await session_endpoint.serve(*found, *args)
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await session_endpoint.serve(*found, scope, receive, rate_limits.add_headers(send))
 
     served = async_to_sync(exchange)(app, scope, body)
     titled = {name.title(): text for name, text in served.headers.items()}

@@ -8,7 +8,10 @@ from django.conf import settings
 
 from toolcrib.lib.protocols.asgi import Message, Scope, Send
 
-EXPOSED_HEADERS = b"mcp-session-id, www-authenticate, retry-after, etag"
+EXPOSED_HEADERS = (
+    b"mcp-session-id, www-authenticate, retry-after, etag, location, ratelimit-policy, "
+    b"ratelimit-limit, ratelimit-remaining, ratelimit-reset"
+)
 PREFLIGHT_SECONDS = b"600"
 
 

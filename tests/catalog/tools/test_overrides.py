@@ -212,6 +212,44 @@ def test_an_approved_change_drops_overrides_of_removed_parameters(tool):
     assert tool.dropped_overrides == []
 
 
+def test_undoing_an_approval_restores_the_overrides_that_it_dropped(tool):
+    given = {"limit": {"hidden": True}, "repo": {"description": "Ours."}}
+    overrides.override_parameters(tool, given, actor=SYSTEM)
+    before = served(Tool.objects.get())
+    change(tool, properties={"repo": {"type": "string"}})
+    approval_actions.approve(Tool.objects.get(), actor=SYSTEM)
+
+    approval_actions.undo_approval(Tool.objects.get(), actor=SYSTEM)
+    tool = Tool.objects.get()
+    assert tool.parameter_overrides == given
+    assert tool.dropped_overrides == []
+    assert served(tool) == before
+    # Approved again, the change drops them again.
+    tool = approval_actions.approve(tool, actor=SYSTEM)
+    assert tool.parameter_overrides == {"repo": {"description": "Ours."}}
+
+
+def test_undoing_an_approval_keeps_what_was_dropped_before_it(tool):
+    overrides.override_parameters(tool, {"limit": {"hidden": True}}, actor=SYSTEM)
+    repo = {"repo": {"type": "string"}}
+    approval_actions.approve(change(tool, properties=repo), actor=SYSTEM)
+    changed = change(tool, properties={**repo, "state": {"type": "string"}})
+    approval_actions.approve(changed, actor=SYSTEM)
+    tool = approval_actions.undo_approval(Tool.objects.get(), actor=SYSTEM)
+    assert tool.parameter_overrides == {}
+    assert [row["parameter"] for row in tool.dropped_overrides] == ["limit"]
+
+
+def test_the_page_warns_of_a_fixed_value_that_the_definition_does_not_allow(signed_in, tool):
+    sentence = "Fixed values do not match the approved definition"
+    overrides.override_parameters(tool, {"limit": {"fixed": 5}}, actor=SYSTEM)
+    url = f"/tools/{tool.public_name}"
+    assert sentence not in signed_in.get(url).content.decode()
+    limit = {"type": "integer", "maximum": 3}
+    approval_actions.approve(change(tool, properties={"limit": limit}), actor=SYSTEM)
+    assert sentence in signed_in.get(url).content.decode()
+
+
 def test_a_sync_with_automatic_approval_drops_them_too(server, tool):
     server.trust = "auto"
     server.save()

@@ -323,3 +323,27 @@ def test_every_operation_of_agents_is_charged(method, path, scout):
     is_forbidden = response.status == 403 and path.endswith("/scripts")  # off by default
     assert response.status in (200, 201, 204, 404) or is_forbidden, response
     assert cost >= 1
+
+
+# --- Headers ------------------------------------------------------------------------------------
+
+
+def read_limit(response):
+    names = ("Limit", "Remaining", "Reset")
+    return [int(response.headers[f"RateLimit-{name}"]) for name in names]
+
+
+def test_answers_before_a_429_say_what_the_limit_has_left(db):
+    session = make_agent_client(searches_per_minute=3).open()
+    answers = [session.search("issue") for _ in range(4)]
+    assert [answer.status for answer in answers] == [200, 200, 200, 429]
+    assert [read_limit(answer)[:2] for answer in answers] == [[3, 2], [3, 1], [3, 0], [3, 0]]
+    assert all(0 < read_limit(answer)[2] <= 60 for answer in answers[:3])
+    assert answers[0].headers["RateLimit-Policy"] == '"searches";q=3;w=60'
+    assert answers[3].headers["RateLimit-Reset"] == answers[3].headers["Retry-After"]
+
+
+def test_the_headers_are_about_the_limit_that_ends_first(db):
+    add_tools("github", "create_issue")
+    session = make_agent_client(cost_per_minute=20, searches_per_minute=1_000).open()
+    assert session.search("issue").headers["RateLimit-Policy"] == '"cost";q=20;w=60'
