@@ -31,7 +31,7 @@ from sessions_app.dispatch.planner import ON_LOOP_BYTES
 from sessions_app.dispatch.polling import repeat
 from sessions_app.held_calls.waiting import watch
 from sessions_app.ledger import writer as ledger_writer
-from sessions_app.mcp import elicitation, feature_requests, questions, tool_calls
+from sessions_app.mcp import conversations, elicitation, feature_requests, questions, tool_calls
 from sessions_app.mcp import server as mcp_server
 from sessions_app.mcp import sessions as mcp_sessions
 from sessions_app.mcp.admin_server import PATH as ADMIN_PATH
@@ -170,6 +170,10 @@ class Endpoint:
             checks.append(repeat(take, seconds, "Reading of cancellations"))
             take = questions.take_stored_answers
             checks.append(repeat(take, seconds, "Reading of answers"))
+            take = conversations.take_left_answers
+            checks.append(repeat(take, seconds, "Reading of answers to waiting calls"))
+            find = conversations.outcomes.check
+            checks.append(repeat(find, seconds, "Reading of what follows answers"))
         async with polling.running(*checks), self.manager.run(), self.admin.run():
             yield
 
