@@ -254,20 +254,28 @@ class Endpoint:
         if not isinstance(message.get("method"), str) and not {"result", "error"} & message.keys():
             await self._serve_sdk(request, message, receive, send)  # it reports what is wrong
             return
-        await request.find_connection(renew=True)
+        connection = await request.find_connection(renew=True)
         if message.get("method") == "notifications/cancelled":
             request_id = _member(message.get("params"), "requestId")
             await self.calls.cancel(request.connection_id, request_id)
         elif questions.is_answer(message):
             await self._take_answer(request, message)
         elif call_id := elicitation.answered_call(message):
-            take = elicitation.take_answer
-            answer = message.get("result")
-            if await ledger_writer.run_off_loop(take, request.digest, call_id, answer):
-                await watch.check()
-            else:
-                watch.notify(call_id)  # the call stays held: end the request that asked
+            await self._decide(connection, call_id, message.get("result"))
         await send_response(send, 202, "application/json", b"")
+
+    async def _decide(
+        self, connection: mcp_sessions.Connection, call_id: str, answer: object
+    ) -> None:
+        """Decide about a held call as the user of its client answered."""
+        mode = elicitation.mode_of(connection.capabilities)
+        if elicitation.is_opened(mode, answer):
+            return  # the request that asked waits for the decision
+        take = elicitation.take_answer
+        if await ledger_writer.run_off_loop(take, connection.digest, call_id, answer, mode):
+            await watch.check()
+        else:
+            watch.notify(call_id)  # the call stays held: end the request that asked
 
     async def _take_answer(self, request: Request, message: Mapping[str, Any]) -> None:
         """Give the answer of a client's user to the process whose request asked."""
