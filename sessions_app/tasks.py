@@ -11,6 +11,7 @@ from celery import shared_task
 from servers.registration import state_history
 from sessions_app.held_calls import ending
 from sessions_app.ledger import calls as call_ledger
+from sessions_app.mcp import conversations
 from sessions_app.mcp import sessions as mcp_sessions
 from sessions_app.playground import golden_runs
 from sessions_app.scripts import runs as script_runs
@@ -43,6 +44,7 @@ def tidy() -> None:
         _next_prune = time.monotonic() + PRUNE_INTERVAL
         call_ledger.prune()
         ending.prune_payloads()
+        conversations.prune()
         used_queries.learn()
         deliveries.prune()
         alerts.prune()

@@ -8,6 +8,8 @@ from pathlib import Path
 from django.core.management import get_commands, load_command_class
 from django.urls import resolve
 
+from sessions_app.agents import snippets
+from tests.support import client_table, parts
 from tests.support.documents import NEEDS, documents, our_commands, shell_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -223,3 +225,19 @@ def test_every_name_a_recipe_mentions_exists():
     missing = {name for name in names if not re.search(rf"\b{name}\b", code)}
     assert missing - {"EXAMPLES", "UPDATE_GOLDEN"} == set()
     assert len(names) > 20
+
+
+def test_the_table_of_clients_has_the_versions_that_the_tests_install():
+    rows = client_table.read_table()
+    assert rows.keys() == client_table.PACKAGES.keys()
+    for name, row in rows.items():
+        assert row.version == client_table.installed_version(name), name
+        assert row.on_demand == (client_table.LOCKS.get(name) in parts.ON_DEMAND), name
+
+
+def test_every_snippet_is_run_or_named_as_not_run():
+    """A snippet's client has a row, is named below the table, or is run by test_snippets.py."""
+    text = (ROOT / "docs" / "clients.md").read_text()
+    run_there = {"Anthropic SDK", "OpenAI SDK", "Python", "Plain Python", "curl"}
+    for item in snippets.for_agent("http://localhost:8000"):
+        assert item.title in run_there or item.title in text, item.title

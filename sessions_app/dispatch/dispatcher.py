@@ -21,6 +21,7 @@ from catalog.cache import CachedTool
 from catalog.definitions.validation import validators
 from catalog.models import Revision, Tool
 from servers.connections import calls as upstream_calls
+from servers.connections.asking import AskingClient
 from servers.connections.calls import CallOutcome
 from servers.spec import TOOLS_CALL, OnProgress
 from sessions_app.agents import rate_limits
@@ -123,7 +124,7 @@ async def _call(
             find = call_ledger.stored_response
             if (stored := await ledger_writer.run_off_loop(find, agent, key, digest)) is not None:
                 return stored
-        counted_limit = await rate_limits.count_once(authorization.agent, "calls", counted_limit)
+        counted_limit = await count_call(authorization, request.client, counted_limit)
         if authorization.held:
             repeated = await held_calls.find_repeated(authorization, request)
             if repeated is not None:
@@ -196,6 +197,22 @@ async def _decide_try(plan: CallPlan | CallFinishedLocally, is_confirmed: bool) 
 
 
 # --- Plan and accept ------------------------------------------------------------------------------
+
+
+async def count_call(
+    authorization: Authorization, client: AskingClient | None, counted: int | None
+) -> int:
+    """Count a call against its limit, unless that was done; return the limit.
+
+    A request that continues a call, with what its user answered, was counted with it.
+    """
+    agent, asked = authorization.agent, client.call_id if client is not None else ""
+    if counted != agent.calls_per_minute and asked:
+        find = call_ledger.waits_for_answer
+        if await ledger_writer.run_off_loop(find, asked, authorization.session_pk):
+            await rate_limits.check_request(agent)
+            return agent.calls_per_minute
+    return await rate_limits.count_once(agent, "calls", counted)
 
 
 async def plan_request(

@@ -127,7 +127,7 @@ async def fetch(
         nonlocal counted_limit
         check_value(request.arguments, "/arguments")
         check_value(request.name, "/name")
-        counted_limit = await rate_limits.count_once(authorization.agent, "calls", counted_limit)
+        counted_limit = await dispatcher.count_call(authorization, request.client, counted_limit)
         plan = await _plan(authorization, request)
         if isinstance(plan, CallFinishedLocally):
             return await dispatcher.record_local(authorization, plan)

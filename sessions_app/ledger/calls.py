@@ -182,6 +182,12 @@ def stored_response(agent: int, key: str, request: str) -> CallResponse | None:
     return _response(CallRow.from_model(call), result)
 
 
+def waits_for_answer(call_id: str, session: int | None) -> bool:
+    """Return whether a call of this session has asked its user, and was not continued yet."""
+    rows = Call.objects.filter(call_id=call_id, session=session)
+    return rows.filter(state=CallState.SUCCEEDED, error_code="input_required").exists()
+
+
 def waiting_response(call: Call, *, has_check_call: bool = True) -> CallResponse:
     """Return the response to a call that waits for a person, or that is being executed."""
     how = (

@@ -1,14 +1,18 @@
 """Elicitation: the user of the calling client decides about a call that a rule holds.
 
 Only for rules whose approver is the caller, and for clients that declare elicitation; otherwise the
-call stays held for an operator. From 2026 on the question is the result of the call, which the
-client repeats with the answer; before, it is a request on the stream of the call's response. Its id
-names the call, so that every process can take the answer. Database code, off the event loop.
+call stays held for an operator. A client that opens URLs only gets that of the approvals page. From
+2026 on the question is the result of the call, which the client repeats with the answer; before, it
+is a request on the stream of the call's response. Its id names the call, so that every process can
+take the answer. Database code, off the event loop.
 """
 
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
+
+from django.conf import settings
+from django.urls import reverse
 
 from catalog.audit import Actor
 from sessions_app.agents import api_keys
@@ -16,6 +20,7 @@ from sessions_app.held_calls import actions, answers
 from sessions_app.models import Approver, Call, CallState
 from toolcrib.lib.errors import Conflict, NotFound
 
+FORM, URL = "form", "url"  # modes of elicitation
 INPUT = "decision"  # name of the question in the result of a call
 METHOD = "elicitation/create"
 REQUEST_PREFIX = "toolcrib-decision-"  # then the call id
@@ -34,26 +39,39 @@ SCHEMA = {
 }
 
 
-def is_supported(capabilities: object) -> bool:
-    """Return whether a client can ask its user by a form."""
+def mode_of(capabilities: object) -> str:
+    """Return how a client can ask its user: by a form, at a URL, or not at all (empty)."""
     declared = capabilities.get("elicitation") if isinstance(capabilities, Mapping) else None
-    return isinstance(declared, Mapping) and (not declared or "form" in declared)
+    if not isinstance(declared, Mapping):
+        return ""
+    if not declared or FORM in declared:
+        return FORM
+    return URL if URL in declared else ""
 
 
-def find_question(key_digest: str, call_id: str) -> dict[str, Any] | None:
+def find_question(key_digest: str, call_id: str, mode: str) -> dict[str, Any] | None:
     """Return the parameters of the question about a held call; None if an operator decides."""
     call = _find_call(key_digest, call_id)
     if call is None:
         return None
     arguments = call.arguments if len(call.arguments) <= 1000 else call.arguments[:1000] + "…"
     message = f"Allow {call.tool_name} with {arguments}? {call.hold.reason}".strip()
-    return {"mode": "form", "message": message, "requestedSchema": SCHEMA}
+    if mode == URL:
+        # Versions before 2026 require an id, later ones have none.
+        url = settings.PUBLIC_URL + reverse("held-calls")
+        return {"mode": URL, "message": message, "url": url, "elicitationId": call_id}
+    return {"mode": FORM, "message": message, "requestedSchema": SCHEMA}
 
 
-def take_answer(key_digest: str, call_id: str, answer: object) -> bool:
+def is_opened(mode: str, answer: object) -> bool:
+    """Return whether the user opens the page that was asked for; the decision is made there."""
+    return mode == URL and isinstance(answer, Mapping) and answer.get("action") == "accept"
+
+
+def take_answer(key_digest: str, call_id: str, answer: object, mode: str) -> bool:
     """Decide as the user answered; return False if the call stays held."""
     call = _find_call(key_digest, call_id)
-    if call is None or not isinstance(answer, Mapping):
+    if call is None or not isinstance(answer, Mapping) or mode == URL:
         return False
     content = answer.get("content")
     decision = content.get("decision") if isinstance(content, Mapping) else None

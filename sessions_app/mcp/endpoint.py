@@ -31,7 +31,7 @@ from sessions_app.dispatch.planner import ON_LOOP_BYTES
 from sessions_app.dispatch.polling import repeat
 from sessions_app.held_calls.waiting import watch
 from sessions_app.ledger import writer as ledger_writer
-from sessions_app.mcp import elicitation, feature_requests, questions, tool_calls
+from sessions_app.mcp import conversations, elicitation, feature_requests, questions, tool_calls
 from sessions_app.mcp import server as mcp_server
 from sessions_app.mcp import sessions as mcp_sessions
 from sessions_app.mcp.admin_server import PATH as ADMIN_PATH
@@ -170,6 +170,10 @@ class Endpoint:
             checks.append(repeat(take, seconds, "Reading of cancellations"))
             take = questions.take_stored_answers
             checks.append(repeat(take, seconds, "Reading of answers"))
+            take = conversations.take_left_answers
+            checks.append(repeat(take, seconds, "Reading of answers to waiting calls"))
+            find = conversations.outcomes.check
+            checks.append(repeat(find, seconds, "Reading of what follows answers"))
         async with polling.running(*checks), self.manager.run(), self.admin.run():
             yield
 
@@ -235,8 +239,7 @@ class Endpoint:
                 call = replace(call, capabilities=connection.capabilities)
         if request.is_modern:  # a disconnect is a cancellation
             await cancel_on_disconnect(tool_calls.respond(caller, call, send, run=run), receive)
-            if isinstance(caller, RollingCaller) and caller.new_sessions:
-                await self.server.notify_new_session(caller.digest)
+            await self.server.notify_changed_list(caller)
             return
         with self.calls.running(request.connection_id, call.request_id) as is_cancelled:
             list_version = await tool_calls.respond(caller, call, send, is_cancelled, run)
@@ -250,20 +253,28 @@ class Endpoint:
         if not isinstance(message.get("method"), str) and not {"result", "error"} & message.keys():
             await self._serve_sdk(request, message, receive, send)  # it reports what is wrong
             return
-        await request.find_connection(renew=True)
+        connection = await request.find_connection(renew=True)
         if message.get("method") == "notifications/cancelled":
             request_id = _member(message.get("params"), "requestId")
             await self.calls.cancel(request.connection_id, request_id)
         elif questions.is_answer(message):
             await self._take_answer(request, message)
         elif call_id := elicitation.answered_call(message):
-            take = elicitation.take_answer
-            answer = message.get("result")
-            if await ledger_writer.run_off_loop(take, request.digest, call_id, answer):
-                await watch.check()
-            else:
-                watch.notify(call_id)  # the call stays held: end the request that asked
+            await self._decide(connection, call_id, message.get("result"))
         await send_response(send, 202, "application/json", b"")
+
+    async def _decide(
+        self, connection: mcp_sessions.Connection, call_id: str, answer: object
+    ) -> None:
+        """Decide about a held call as the user of its client answered."""
+        mode = elicitation.mode_of(connection.capabilities)
+        if elicitation.is_opened(mode, answer):
+            return  # the request that asked waits for the decision
+        take = elicitation.take_answer
+        if await ledger_writer.run_off_loop(take, connection.digest, call_id, answer, mode):
+            await watch.check()
+        else:
+            watch.notify(call_id)  # the call stays held: end the request that asked
 
     async def _take_answer(self, request: Request, message: Mapping[str, Any]) -> None:
         """Give the answer of a client's user to the process whose request asked."""

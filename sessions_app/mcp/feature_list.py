@@ -9,8 +9,8 @@ from catalog.cache import CachedFeature
 from catalog.definitions.features import KEYS
 from catalog.models import FeatureKind
 from servers.spec import UI_EXTENSION
-from sessions_app.models import Agent
-from sessions_app.sessions.scope import SessionScope, scope_of_agent
+from sessions_app.models import Agent, AgentSession
+from sessions_app.sessions.scope import SessionScope, scope_of_agent, scope_of_session
 from toolcrib.lib.json_codec import canonical, digest
 
 Object = dict[str, Any]
@@ -22,6 +22,14 @@ class Versions:
 
     prompts: str
     resources: str
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A client that waits for changes of its lists: an agent's, or those of a session in a URL."""
+
+    agent: Agent
+    session_id: str = ""
 
 
 _versions: WeakKeyDictionary[SessionScope, Versions] = WeakKeyDictionary()
@@ -36,9 +44,21 @@ def versions_of(scope: SessionScope) -> Versions:
     return _versions[scope]
 
 
-def read_versions(agents: Iterable[Agent]) -> dict[int, Versions]:
-    """Return the versions of agents' lists, by the agent's key."""
-    return {agent.pk: versions_of(scope_of_agent(agent)) for agent in agents}
+def read_versions(listeners: Iterable[Listener]) -> dict[Listener, Versions]:
+    """Return the versions of the lists that clients see."""
+    return {
+        listener: versions_of(scope)
+        for listener in set(listeners)
+        if (scope := _scope_of(listener)) is not None
+    }
+
+
+def _scope_of(listener: Listener) -> SessionScope | None:
+    if not listener.session_id:
+        return scope_of_agent(listener.agent)
+    sessions = AgentSession.objects.with_catalog().filter(agent=listener.agent)
+    session = sessions.filter(session_id=listener.session_id).first()
+    return scope_of_session(session) if session is not None else None
 
 
 def list_features(scope: SessionScope, kind: str) -> list[Object]:

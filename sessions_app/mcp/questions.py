@@ -3,7 +3,7 @@
 A server of 2026 asks by a result, an older one by a request during the call. A client of 2026 is
 asked by a result, and repeats its request with the answer; an older one by a request on the stream
 of the response. What a client carries between two requests is sealed: the server's own state, or
-the call that waits in this process for the answer.
+which call waits for the answer (conversations.py).
 """
 
 import asyncio
@@ -22,16 +22,17 @@ from servers.secret import Secret
 from sessions_app.dispatch.planner import ASKING_SECONDS
 from sessions_app.ledger import writer as ledger_writer
 from sessions_app.ledger.calls import CallResponse
+from sessions_app.mcp import conversations
+from sessions_app.mcp.conversations import CANCEL, Conversation
 from sessions_app.mcp.elicitation import METHOD
 from sessions_app.mcp.sessions import take_answers
-from toolcrib.lib.errors import Conflict, Invalid, ToolcribError
+from toolcrib.lib.errors import Invalid, ToolcribError
 from toolcrib.lib.json_codec import canonical, digest
 
 MAX_ROUNDS = 10  # as clients of 2026 have it
 STATE_SECONDS = 3600.0
 QUESTION = "question"  # name of a question that an older server asks
 REQUEST_PREFIX = "toolcrib-ask-"
-CANCEL: dict[str, Any] = {"action": "cancel"}
 
 Subject = tuple[str, str, Any]  # of a request: method, name, arguments
 Send = Callable[[AskingClient], Awaitable[CallResponse]]
@@ -62,23 +63,26 @@ async def run(request: ClientRequest, send: Send, ask: OnAsk) -> CallResponse | 
         return await _ask_on_stream(request, send, ask)
     state = unseal(request.key_digest, request.subject, request.request_state)
     if token := state.get("running"):
-        conversation = _running.get(token)
-        if conversation is None:
-            raise Conflict(
-                "The call that asked this is no longer running.",
-                hint="Make the call again.",
-                code="question_expired",
-            )
-        conversation.take_answer((request.input_responses or {}).get(QUESTION))
+        outcome = await conversations.answer(token, (request.input_responses or {}).get(QUESTION))
     else:
-        conversation, token = _Conversation(), secrets.token_hex(16)
-        answers, server_state = request.input_responses, state.get("server")
-        call_id = state.get("call", "")
+        conversation = Conversation()
+        token = conversation.token
         client = AskingClient(
-            request.modes, conversation.ask, answers or None, server_state, call_id
+            request.modes,
+            conversation.on_ask,
+            request.input_responses or None,
+            state.get("server"),
+            state.get("call", ""),
         )
         conversation.task = asyncio.ensure_future(send(client))
-    return await _continue(request, conversation, token)
+        outcome = await conversations.follow(conversation)
+    if not isinstance(outcome, CallResponse):
+        asked = {QUESTION: {"method": METHOD, "params": outcome}}
+        return _input_required(request, asked, {"running": token})
+    if outcome.input_requests is None:
+        return outcome
+    carried = {"server": outcome.request_state, "call": outcome.call_id}
+    return _input_required(request, outcome.input_requests, carried)
 
 
 async def _ask_on_stream(request: ClientRequest, send: Send, ask: OnAsk) -> CallResponse:
@@ -102,68 +106,6 @@ async def _ask_on_stream(request: ClientRequest, send: Send, ask: OnAsk) -> Call
 
 
 # --- Clients of 2026 ------------------------------------------------------------------------------
-
-
-class _Conversation:
-    """A request to a server that goes on while its client is asked."""
-
-    def __init__(self) -> None:
-        self.task: asyncio.Future[CallResponse] | None = None
-        self.question: dict[str, Any] | None = None
-        self._asked = asyncio.Event()
-        self._answer: asyncio.Future[dict[str, Any]] | None = None
-
-    async def ask(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Wait for the client's next request, which has the answer."""
-        self.question, self._answer = params, asyncio.get_running_loop().create_future()
-        self._asked.set()
-        try:
-            return await asyncio.wait_for(self._answer, ASKING_SECONDS)
-        except TimeoutError:
-            return CANCEL
-        finally:
-            self.question = None
-            self._asked.clear()
-
-    def take_answer(self, answer: object) -> None:
-        if isinstance(answer, Mapping) and self._answer is not None and not self._answer.done():
-            self._answer.set_result(dict(answer))
-            self._asked.clear()
-
-    async def wait(self) -> CallResponse | dict[str, Any]:
-        """Return the response, or the next question."""
-        assert self.task is not None  # noqa: S101 - set by run
-        asked = asyncio.ensure_future(self._asked.wait())
-        try:
-            either: set[asyncio.Future[Any]] = {self.task, asked}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            self.task.cancel()
-            raise
-        finally:
-            asked.cancel()
-        return self.task.result() if self.task.done() else self.question or {}
-
-
-_running: dict[str, _Conversation] = {}  # by token
-
-
-async def _continue(
-    request: ClientRequest, conversation: _Conversation, token: str
-) -> CallResponse | InputRequired:
-    outcome = await conversation.wait()
-    if isinstance(outcome, CallResponse):
-        _running.pop(token, None)
-        if outcome.input_requests is None:
-            return outcome
-        carried = {"server": outcome.request_state, "call": outcome.call_id}
-        return _input_required(request, outcome.input_requests, carried)
-    if token not in _running:
-        _running[token] = conversation
-        loop = asyncio.get_running_loop()
-        loop.call_later(STATE_SECONDS, _running.pop, token, None)
-    asked = {QUESTION: {"method": METHOD, "params": outcome}}
-    return _input_required(request, asked, {"running": token})
 
 
 def _input_required(

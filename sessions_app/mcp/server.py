@@ -102,7 +102,8 @@ class ToolcribMcpServer(Server[Any]):
             on_subscriptions_listen=self.listen,
         )
         self.middleware += [_merge_raw_result, _add_instructions]
-        self.subscriptions: WeakValueDictionary[str, _Subscriptions] = WeakValueDictionary()
+        self.subscriptions: WeakValueDictionary[tuple[str, str], _Subscriptions]
+        self.subscriptions = WeakValueDictionary()
 
     def create_initialization_options(self, *args: Any, **named: Any) -> InitializationOptions:
         """Announce that tool lists may change, as they do in sessions with the inject strategy."""
@@ -121,8 +122,7 @@ class ToolcribMcpServer(Server[Any]):
             tools = await ledger_writer.run_off_loop(
                 _list_tools, request.agent, session_id, version
             )
-        if isinstance(caller, RollingCaller) and caller.new_sessions:
-            await self.notify_new_session(caller.digest)
+        await self.notify_changed_list(caller)
         raw = _raw_result.get()
         assert raw is not None  # noqa: S101 - set by the middleware
         raw["tools"] = tools
@@ -151,11 +151,12 @@ class ToolcribMcpServer(Server[Any]):
     ) -> types.SubscriptionsListenResult:
         """Serve a subscription, which reports when a new rolling session changes the tool list."""
         request = _request(ctx)
+        assert request.caller is not None  # noqa: S101 - set for all but the handshake
+        listener = feature_list.Listener(request.agent, request.url_session_id)
         subscriptions = self.subscriptions.setdefault(
-            request.key.sha256, _Subscriptions(request.agent)
+            _list_owner(request.caller), _Subscriptions(listener)
         )
         uris = params.notifications.resource_subscriptions or ()
-        assert request.caller is not None  # noqa: S101 - set for all but the handshake
         async with resource_watch.watching(request.caller, uris, subscriptions.report_update):
             return await subscriptions.handler(ctx, params)
 
@@ -172,15 +173,16 @@ class ToolcribMcpServer(Server[Any]):
     async def compare_features(self) -> None:
         """Tell subscribers whose prompts or resources have changed."""
         if keys := list(self.subscriptions.values()):
-            read = feature_list.read_versions
-            agents = {each.agent.pk: each.agent for each in keys}
-            versions = await ledger_writer.run_off_loop(read, list(agents.values()))
+            listeners = [each.listener for each in keys]
+            versions = await ledger_writer.run_off_loop(feature_list.read_versions, listeners)
             for each in keys:
-                await each.compare(versions.get(each.agent.pk))
+                await each.compare(versions.get(each.listener))
 
-    async def notify_new_session(self, digest: str) -> None:
-        """Tell subscribers that a request has opened a new rolling session of their key."""
-        if subscriptions := self.subscriptions.get(digest):
+    async def notify_changed_list(self, caller: Caller) -> None:
+        """Tell a client's subscribers of a new rolling session with another tool list."""
+        if not isinstance(caller, RollingCaller) or not caller.changed_lists:
+            return
+        if subscriptions := self.subscriptions.get(_list_owner(caller)):
             await subscriptions.bus.publish(ToolsListChanged())
 
     def close_subscriptions(self) -> None:
@@ -189,10 +191,10 @@ class ToolcribMcpServer(Server[Any]):
 
 
 class _Subscriptions:
-    """Subscriptions of one key; garbage-collected with the last of them."""
+    """Subscriptions to the same lists; garbage-collected with the last of them."""
 
-    def __init__(self, agent: Agent) -> None:
-        self.agent = agent
+    def __init__(self, listener: feature_list.Listener) -> None:
+        self.listener = listener
         self.bus = InMemorySubscriptionBus()
         self.handler = ListenHandler(self.bus)
         self._versions: feature_list.Versions | None = None
@@ -211,6 +213,11 @@ class _Subscriptions:
         task = asyncio.ensure_future(self.bus.publish(ResourceUpdated(uri=uri)))
         self._publishing.add(task)
         task.add_done_callback(self._publishing.discard)
+
+
+def _list_owner(caller: Caller) -> tuple[str, str]:
+    """Return what tells the lists of a caller from those of others."""
+    return caller.digest, caller.label if isinstance(caller, RollingCaller) else caller.session_id
 
 
 def _request(ctx: Context) -> AuthenticatedRequest:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from django.conf import settings
 from django.db import transaction
@@ -124,7 +124,8 @@ class RollingCaller(Caller):
     client: Client | None = None
     name: str = ""
     mode: str = ""
-    new_sessions: list[str] = field(default_factory=list)  # that this request has opened
+    # Sessions that this request has opened whose tool list is another than before.
+    changed_lists: list[str] = field(default_factory=list)
 
     @property
     def label(self) -> str:
@@ -138,27 +139,32 @@ class RollingCaller(Caller):
         known = None if renew else _rolling.get((self.digest, label))
         if known is not None:
             return known
-        session_id, is_new = await ledger_writer.run_off_loop(_rolling_session, self)
-        _limit(_rolling)[self.digest, label] = session_id
-        if is_new:
-            self.new_sessions.append(session_id)
-        return session_id
+        opened = await ledger_writer.run_off_loop(_rolling_session, self)
+        _limit(_rolling)[self.digest, label] = opened.session_id
+        if opened.has_other_list:
+            self.changed_lists.append(opened.session_id)
+        return opened.session_id
 
 
-def _rolling_session(caller: RollingCaller) -> tuple[str, bool]:
-    """Return the id of the rolling session, and whether it is new."""
+class _Opened(NamedTuple):
+    session_id: str
+    has_other_list: bool = False
+
+
+def _rolling_session(caller: RollingCaller) -> _Opened:
+    """Return the rolling session, and whether its tool list is another than before."""
     key, label = api_keys.require_agent_key(caller.digest), digest(caller.label)
     rows = RollingSession.objects.select_related("session").filter(key=key, label=label)
     row = rows.first()
     if row is not None and _is_reusable(row.session):
-        return row.session.session_id, False
+        return _Opened(row.session.session_id)
     with transaction.atomic():
         # Lock the agent first, in the same order as open_session.
         agent = Agent.objects.select_for_update(of=("self",)).get(keys=key)
         lifecycle.check_mode(agent, caller.mode)
         row = rows.first()
         if row is not None and _is_reusable(row.session):
-            return row.session.session_id, False
+            return _Opened(row.session.session_id)
         old = row.session if row is not None else None
         if old is not None and old.state == SessionState.OPEN and not has_waiting_calls(old):
             lifecycle.end_session(old, SessionState.EXPIRED)
@@ -170,7 +176,8 @@ def _rolling_session(caller: RollingCaller) -> tuple[str, bool]:
             agent, OpenIn.model_validate(values), over_mcp=True, elicits=elicits
         )
         RollingSession.objects.update_or_create(key=key, label=label, defaults={"session": session})
-        return session.session_id, True
+        is_same = old is not None and old.snapshot_id == session.snapshot_id
+        return _Opened(session.session_id, has_other_list=not is_same)
 
 
 def _is_reusable(session: AgentSession) -> bool:

@@ -347,9 +347,12 @@ def _request(call: ToolCall) -> CallRequest:
 
 async def _take_answer(caller: Caller, call: ToolCall, call_id: str) -> None:
     """Decide as the user answered, and wait a moment for the result, which this call then gets."""
-    answer = call.input_responses.get(elicitation.INPUT)
-    take = elicitation.take_answer
-    if await ledger_writer.run_off_loop(take, caller.digest, call_id, answer):
+    answer, mode = (
+        call.input_responses.get(elicitation.INPUT),
+        elicitation.mode_of(call.capabilities),
+    )
+    take = partial(elicitation.take_answer, caller.digest, call_id, answer, mode)
+    if elicitation.is_opened(mode, answer) or await ledger_writer.run_off_loop(take):
         await watch.wait(call_id, ANSWER_SECONDS)
 
 
@@ -358,12 +361,14 @@ async def _ask_user(
 ) -> Result:
     """Let the user of the client decide about a held call, if the rule and the client permit."""
     run = ledger_writer.run_off_loop
-    if call.request_state is not None or not elicitation.is_supported(call.capabilities):
+    mode = elicitation.mode_of(call.capabilities)
+    if call.request_state is not None or not mode:
         return result
-    params = await run(elicitation.find_question, caller.digest, result.held_id)
+    params = await run(elicitation.find_question, caller.digest, result.held_id, mode)
     if params is None:
         return result
     if call.is_modern:
+        params.pop("elicitationId", None)
         question = {elicitation.INPUT: {"method": elicitation.METHOD, "params": params}}
         sealed = questions.seal(caller.digest, call.subject, {"held": result.held_id})
         return Result(questions.asking_members(question, sealed))

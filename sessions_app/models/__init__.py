@@ -18,6 +18,7 @@ from sessions_app.models.calls import (
     EventKind,
     new_call_id,
 )
+from sessions_app.models.conversations import WaitingConversation
 from sessions_app.models.encryption import DataKey
 from sessions_app.models.held_calls import Grant, HeldCall
 from sessions_app.models.notifications import (
@@ -90,6 +91,7 @@ __all__ = [
     "ToolUse",
     "UsageHour",
     "UsageKind",
+    "WaitingConversation",
     "Webhook",
     "WebhookKind",
     "new_call_id",

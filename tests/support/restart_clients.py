@@ -15,6 +15,7 @@ CLIENTS = [
     pytest.param("python", marks=pytest.mark.needs_mcp1),
     pytest.param("typescript", marks=pytest.mark.needs_npm_clients),
 ]
+NAMES = {"python": "Python SDK 1", "typescript": "TypeScript SDK 1"}  # in docs/clients.md
 FORECAST = {"city": "Oslo", "days": 3, "summary": "sunny"}
 
 

@@ -2,6 +2,10 @@
 
 The providers' own SDKs connect to it over HTTP, so requests and parsed responses are real. A
 script is a list of turns: tool calls as (name, arguments), or the final text.
+
+An agent program makes requests of its own besides, and gives tools names of its own: with
+`is_agent`, the turn is chosen by the tool results that a request contains, and a tool by the end
+of its name. A request without tools is answered with a text. Such programs want event streams.
 """
 
 import json
@@ -15,15 +19,26 @@ Turn = Sequence[tuple[str, dict[str, Any]]] | str
 
 
 class ScriptedProvider:
-    def __init__(self, *script: Turn) -> None:
-        self.script = list(script)
+    def __init__(self, *script: Turn, is_agent: bool = False) -> None:
+        self.script, self.is_agent = list(script), is_agent
         self.requests: list[dict[str, Any]] = []  # bodies, in order
         self.headers: list[dict[str, str]] = []
         self.url = ""
 
+    def _turn(self) -> Turn:
+        """Return the turn that answers the last request."""
+        body = self.requests[-1]
+        if not self.is_agent:
+            return self.script[len(self.requests) - 1]
+        if not body.get("tools"):
+            return "A text."
+        turn = self.script[min(_count_results(body), len(self.script) - 1)]
+        if isinstance(turn, str):
+            return turn
+        return [(_full_name(body["tools"], name), arguments) for name, arguments in turn]
+
     def reply(self, path: str) -> dict[str, Any]:
-        turn = self.script[len(self.requests) - 1]
-        number = len(self.requests)
+        turn, number = self._turn(), len(self.requests)
         for end, make in (
             ("/messages", _anthropic),
             ("/chat/completions", _openai),
@@ -33,6 +48,29 @@ class ScriptedProvider:
             if path.partition("?")[0].endswith(end):
                 return make(turn, number)
         raise AssertionError(f"no provider has {path}")
+
+
+def _count_results(body: dict[str, Any]) -> int:
+    """Return the number of tool results in a request's conversation."""
+    items = body.get("messages") or body.get("input") or []
+    parts = [part for item in items for part in (item, *_parts(item.get("content")))]
+    results = ("tool_result", "function_call_output")
+    return sum(part.get("type") in results or part.get("role") == "tool" for part in parts)
+
+
+def _parts(content: object) -> list[dict[str, Any]]:
+    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+
+
+def _full_name(tools: list[dict[str, Any]], end: str) -> str:
+    """Return the name of a tool in a request; of one in a namespace, after that and a space."""
+    names = []
+    for tool in tools:
+        if tool.get("type") == "namespace":
+            names += [f"{tool['name']} {member['name']}" for member in tool["tools"]]
+        else:
+            names.append(tool.get("name") or tool.get("function", {}).get("name", ""))
+    return next((name for name in names if name.endswith(end)), end)
 
 
 def _anthropic(turn: Turn, number: int) -> dict[str, Any]:
@@ -121,19 +159,76 @@ def _gemini(turn: Turn, number: int) -> dict[str, Any]:
     return {"candidates": [{"content": content, "finishReason": "STOP", "index": 0}]}
 
 
+def _as_events(path: str, reply: dict[str, Any]) -> bytes:
+    """Return a reply as the events of a stream, in the format of its provider."""
+    if path.endswith("/messages"):
+        events = _anthropic_events(reply)
+    elif path.endswith("/responses"):
+        events = _responses_events(reply)
+    else:
+        return _openai_events(reply)
+    lines = (f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
+    return "".join(lines).encode()
+
+
+def _anthropic_events(reply: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield {"type": "message_start", "message": {**reply, "content": [], "stop_reason": None}}
+    for index, block in enumerate(reply["content"]):
+        if block["type"] == "text":
+            empty, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
+        else:
+            text = json.dumps(block["input"])
+            empty = {**block, "input": {}}
+            delta = {"type": "input_json_delta", "partial_json": text}
+        yield {"type": "content_block_start", "index": index, "content_block": empty}
+        yield {"type": "content_block_delta", "index": index, "delta": delta}
+        yield {"type": "content_block_stop", "index": index}
+    ended = {"stop_reason": reply["stop_reason"], "stop_sequence": None}
+    yield {"type": "message_delta", "delta": ended, "usage": reply["usage"]}
+    yield {"type": "message_stop"}
+
+
+def _responses_events(reply: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield {"type": "response.created", "response": {**reply, "output": []}}
+    for index, item in enumerate(reply["output"]):
+        yield {"type": "response.output_item.added", "output_index": index, "item": item}
+        yield {"type": "response.output_item.done", "output_index": index, "item": item}
+    yield {"type": "response.completed", "response": reply}
+
+
+def _openai_events(reply: dict[str, Any]) -> bytes:
+    (choice,) = reply["choices"]
+    calls = choice["message"].get("tool_calls") or []
+    indexed = [{**call, "index": index} for index, call in enumerate(calls)]
+    delta = {**choice["message"], **({"tool_calls": indexed} if indexed else {})}
+    common = {**reply, "object": "chat.completion.chunk"}
+    chunks = (
+        {**common, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        {
+            **common,
+            "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}],
+        },
+    )
+    lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
+    return "".join((*lines, "data: [DONE]\n\n")).encode()
+
+
 @contextmanager
-def scripted_provider(*script: Turn) -> Iterator[ScriptedProvider]:
+def scripted_provider(*script: Turn, is_agent: bool = False) -> Iterator[ScriptedProvider]:
     """Run a provider that replays this script."""
-    provider = ScriptedProvider(*script)
+    provider = ScriptedProvider(*script, is_agent=is_agent)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             length = int(self.headers["Content-Length"])
             provider.requests.append(json.loads(self.rfile.read(length)))
             provider.headers.append({key.lower(): value for key, value in self.headers.items()})
-            body = json.dumps(provider.reply(self.path)).encode()
+            path, reply = self.path.partition("?")[0], provider.reply(self.path)
+            is_stream = provider.requests[-1].get("stream") is True
+            body = _as_events(path, reply) if is_stream else json.dumps(reply).encode()
+            kind = "text/event-stream" if is_stream else "application/json"
             self.send_response(200)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

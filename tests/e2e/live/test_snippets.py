@@ -1,6 +1,6 @@
 """The snippets on agent pages work unchanged: each is run or used as by its client.
 
-Those of frameworks are run by the frameworks themselves: see tests/clients_matrix.
+Those of agents and frameworks are run by themselves in test_agent_clients.py.
 """
 
 import asyncio

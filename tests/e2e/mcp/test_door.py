@@ -324,13 +324,24 @@ def test_idle_subscriptions_per_key_are_limited_and_do_not_block_other_keys(tool
     wait_for(has_free_stream, 10, what="a closed stream frees its slot")
 
 
-def test_a_subscription_reports_the_successor_of_a_rolling_session(agent):
+def test_a_subscription_reports_the_successor_of_a_rolling_session_if_its_list_differs(
+    toolcrib, agent
+):
+    other = {"io.modelcontextprotocol/clientInfo": {"name": "other", "version": "1"}}
     raw.send_modern(agent, "tools/list")
     with closing_stream(raw.subscribe(agent)) as (_, response):
         first_event(response)
-        (row,) = agent.send("GET", "/sessions").json["items"]
-        Session(agent, row["id"], {}).close()
-        raw.send_modern(agent, "tools/list")
+
+        def replace_session():
+            (row,) = agent.send("GET", "/sessions?state=open&limit=1").json["items"]
+            Session(agent, row["id"], {}).close()
+            raw.send_modern(agent, "tools/list")
+
+        replace_session()  # with the same list
+        raw.send_modern(agent, "tools/list", {"_meta": {**raw.ENVELOPE, **other}})  # of its own
+        groups = {"all_groups": False, "groups": ["mcp:weather"]}
+        assert toolcrib.api("PATCH", f"/agents/{agent.name}", groups)[0] == 200
+        replace_session()
         assert b"tools/list_changed" in first_event(response)
 
 

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from django.conf import settings
 
 from catalog.audit import Actor
 from catalog.models import AuditEntry
@@ -15,7 +16,7 @@ from sessions_app.held_calls import actions
 from sessions_app.held_calls.execution import Executor
 from sessions_app.held_calls.waiting import watch
 from sessions_app.ledger import writer as ledger_writer
-from sessions_app.mcp import questions
+from sessions_app.mcp import questions, tool_calls
 from sessions_app.mcp import sessions as mcp_sessions
 from sessions_app.models import Call
 from tests.sessions_app.held_calls.conftest import NoCommits, said
@@ -32,9 +33,12 @@ ARGUMENTS = said("told")["arguments"]
 class AskingDoor(Door):
     """`/mcp`, with a client that can ask its user."""
 
+    modes: dict[str, Any] = {}
+
     async def connect(self) -> str:
         if not self.connection:
-            hello = {"protocolVersion": LEGACY, "capabilities": {"elicitation": {}}}
+            capabilities = {"elicitation": self.modes}
+            hello: dict[str, Any] = {"protocolVersion": LEGACY, "capabilities": capabilities}
             hello["clientInfo"] = {"name": "tests", "version": "1"}
             message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
             self.connection = (await self.send(message, {})).headers["mcp-session-id"]
@@ -46,13 +50,21 @@ class AskingDoor(Door):
         return (await self.send(message, headers)).status
 
 
+class OpeningDoor(AskingDoor):
+    """A client that opens URLs for its user, and shows no forms."""
+
+    modes = {"url": {}}
+
+
 @pytest.fixture(params=[MODERN, LEGACY])
 def era(request):
     return request.param
 
 
 @pytest.fixture
-def run(agent, era):
+def run(agent, era, monkeypatch):
+    monkeypatch.setattr(tool_calls, "PING_SECONDS", scaled(60))  # after it, JSON is a stream
+
     def run(scenario: Any, kind: type[Door] = AskingDoor) -> Any:
         async def inside() -> Any:
             door = kind(agent.key, era, cached=True)
@@ -154,7 +166,7 @@ def test_check_call_is_listed_in_its_place(run, operators_rule, era):
 
 
 def ask(door, era, **fields):
-    meta = {CAPABILITIES: {"elicitation": {}}} if era == MODERN else {}
+    meta = {CAPABILITIES: {"elicitation": door.modes}} if era == MODERN else {}
     return door.call("raw__say", ARGUMENTS, meta=meta, **fields)
 
 
@@ -204,6 +216,55 @@ def test_the_clients_user_decides_where_the_rule_says_so(run, callers_rule, era,
         assert (first["method"], last["id"]) == ("elicitation/create", 7)
     entry = AuditEntry.objects.get(verb=f"call.{decision}")
     assert entry.actor_label == "user of scout's client"
+
+
+@pytest.mark.parametrize("action", ["accept", "decline"])
+def test_a_client_that_opens_urls_gets_that_of_the_approvals_page(run, callers_rule, era, action):
+    """Its user decides there, as an operator; what the client answers decides nothing."""
+    given = {"action": action, "content": {"decision": "allow"}}
+
+    async def modern(door):
+        result = result_of(await ask(door, era))
+        params = {
+            "name": "raw__say",
+            "arguments": ARGUMENTS,
+            "requestState": result["requestState"],
+            "inputResponses": {"decision": given},
+            "_meta": {**META, CAPABILITIES: {"elicitation": door.modes}},
+        }
+        asking = asyncio.create_task(door.call("raw__say", ARGUMENTS, params=params))
+        return result["inputRequests"]["decision"]["params"], asking
+
+    async def legacy(door):
+        asking = asyncio.create_task(ask(door, era))
+        await in_database(wait_for, lambda: bool(watch._waiting), what="the user is asked")
+        row = await held_call()
+        assert await door.answer(row.call_id, **given) == 202
+        return None, asking
+
+    async def scenario(door):
+        question, asking = await (modern if era == MODERN else legacy)(door)
+        row = await held_call()
+        if action == "accept":
+            await in_database(wait_for, lambda: bool(watch._waiting), what="it waits")
+            await in_database(actions.allow, row.call_id, actor=OTTO)
+            await execute_when_approved()
+        return question, await asking
+
+    question, response = run(scenario, OpeningDoor)
+    text = response.body.decode()
+    if era == LEGACY:
+        first = next(json.loads(line[5:]) for line in text.splitlines() if line[:5] == "data:")
+        question = first["params"]
+        assert question.pop("elicitationId") == Call.objects.get().call_id
+    assert question == {
+        "mode": "url",
+        "message": question["message"],
+        "url": f"{settings.PUBLIC_URL}/approvals/calls",
+    }
+    assert "raw__say" in question["message"]
+    assert ("told" if action == "accept" else "holds this call") in text
+    assert Call.objects.get().state == ("succeeded" if action == "accept" else "held")
 
 
 def test_a_dismissed_question_leaves_the_call_to_an_operator(run, callers_rule, era):

@@ -15,7 +15,7 @@ from servers.sync import runner
 from sessions_app.agents import rate_limits
 from sessions_app.dispatch import authorization
 from sessions_app.mcp import questions
-from sessions_app.models import AgentSession, Call, Event
+from sessions_app.models import Agent, AgentSession, Call, Event
 from tests.sessions_app.mcp.test_features import (
     AskingFeatureDoor,
     FeatureDoor,
@@ -185,6 +185,35 @@ def test_an_answer_continues_a_call_once_and_needs_no_new_permission(agent):
 
     states = run_scenario(agent, MODERN, scenario, AskingDoor)
     assert states == [["succeeded"], ["succeeded", "held"]]
+
+
+def test_a_call_counts_once_against_the_limit_however_often_it_asks(agent, era):
+    async def scenario(door):
+        await in_database(lambda: Agent.objects.update(calls_per_minute=1))
+        result = await door.ask("tools/call", name=ROUNDS, arguments={})
+        assert '"name": "Ada"' in result["content"][0]["text"]
+        assert len(door.asked) == 2
+        again = result_of(await door.call(ROUNDS, {}))
+        assert "Rate limit exceeded" in again["content"][0]["text"]
+
+    run_scenario(agent, era, scenario, AskingDoor)
+
+
+@pytest.mark.parametrize("agent", [MODERN], indirect=True)
+def test_an_answer_that_is_sent_again_is_a_call_of_its_own_for_the_limit(agent):
+    async def scenario(door):
+        await in_database(lambda: Agent.objects.update(calls_per_minute=1))
+        one = "fixtures__test_input_required_result_elicitation"
+        asked = await door.result("tools/call", name=one, arguments={})
+        given = {name: next(iter(ANSWERS.values())) for name in asked["inputRequests"]}
+        repeated = {"inputResponses": given, "requestState": asked["requestState"]}
+        first, second = [
+            await door.result("tools/call", name=one, arguments={}, **repeated) for _ in range(2)
+        ]
+        assert not first.get("isError")
+        assert "Rate limit exceeded" in second["content"][0]["text"]
+
+    run_scenario(agent, MODERN, scenario, AskingDoor)
 
 
 @pytest.mark.parametrize("agent", [MODERN], indirect=True)

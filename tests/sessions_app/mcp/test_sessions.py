@@ -20,7 +20,7 @@ from sessions_app.mcp.streams import NotificationStream, Streams
 from sessions_app.models import AgentSession, ApiKey, McpConnection
 from sessions_app.sessions import lifecycle
 from sessions_app.tasks import tidy
-from tests.support.agent_client import make_agent_client, make_group
+from tests.support.agent_client import add_tools, make_agent_client, make_group
 from tests.support.factories import ingest_tools, make_server, tool_object
 from tests.support.waiting import scaled
 from toolcrib.lib.errors import Invalid
@@ -41,9 +41,10 @@ def digest_of(agent):
 
 def rolling(agent, client=INSPECTOR):
     """Return the rolling session of an agent's key, and whether it is new."""
+    known = set(AgentSession.objects.values_list("session_id", flat=True))
     caller = RollingCaller(digest_of(agent), client=client)
     session_id = async_to_sync(caller.find_session)(renew=True)
-    return AgentSession.objects.get(session_id=session_id), bool(caller.new_sessions)
+    return AgentSession.objects.get(session_id=session_id), session_id not in known
 
 
 def make_connection(agent, strategy=""):
@@ -76,6 +77,22 @@ def test_a_rolling_session_is_replaced_after_half_an_hour_idle(scout):
     assert first.state == "expired"
     scout.send("POST", f"/sessions/{second.session_id}/close", {})
     assert rolling(scout)[0] not in (first, second)
+
+
+def test_a_new_rolling_session_has_another_list_only_if_that_differs(github):
+    scout = make_agent_client("scout", mode="deferred")
+
+    def open_next():
+        caller = RollingCaller(digest_of(scout), client=INSPECTOR)
+        session_id = async_to_sync(caller.find_session)(renew=True)
+        make_idle(AgentSession.objects.get(session_id=session_id), 31)
+        return bool(caller.changed_lists)
+
+    assert open_next() is True
+    assert open_next() is False
+    add_tools("calendar", "add_event")  # whose group `search_tools` names
+    assert open_next() is True
+    assert AgentSession.objects.count() == 3
 
 
 def test_each_key_has_its_own_rolling_session_with_a_fixed_tool_list(github):
