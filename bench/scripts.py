@@ -17,8 +17,10 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -48,12 +50,13 @@ for number in range(input):
     state = ticket["state"]
 state
 """
+Work = tuple[list[str], int, int]  # tickets, tokens received and written
 
 
 class Agent:
     """REST client of an agent that may run scripts, on one connection."""
 
-    def __init__(self, toolcrib):
+    def __init__(self, toolcrib: Installation) -> None:
         body = {"name": "bench", "all_groups": True, "mode": "deferred", "code_mode": True}
         status, answer = toolcrib.api("POST", "/agents", body | UNLIMITED)
         assert status == 201, answer
@@ -64,25 +67,25 @@ class Agent:
         self.http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.path = f"/sessions/{self.post('/sessions', {})['id']}"
 
-    def post(self, path, body):
+    def post(self, path: str, body: Any) -> Any:
         self.http.request("POST", f"/api/v1{path}", json.dumps(body).encode(), self.headers)
         response = self.http.getresponse()
         text = response.read()
         assert response.status in (200, 201), text
         return json.loads(text)
 
-    def call(self, name, arguments):
+    def call(self, name: str, arguments: dict[str, Any]) -> Any:
         answer = self.post(f"{self.path}/call", {"tool_name": name, "arguments": arguments})
         assert not answer["is_error"], answer
         return answer
 
-    def script(self, code, value=None):
+    def script(self, code: str, value: Any = None) -> Any:
         answer = self.post(f"{self.path}/scripts", {"code": code, "input": value})
         assert answer["status"] == "completed", answer
         return answer
 
 
-def add_server(toolcrib, name):
+def add_server(toolcrib: Installation, name: str) -> None:
     argv = [sys.executable, str(ROOT / "bench" / "incidents.py"), name]
     body = {
         "name": name,
@@ -97,11 +100,11 @@ def add_server(toolcrib, name):
     wait_for(lambda: toolcrib.tool_names(name), 60, what=f"{name} is synced")
 
 
-def call_by_call(agent):
+def call_by_call(agent: Agent) -> Work:
     """Do the task as a model does; return the tickets, and tokens received and written."""
     found = agent.call("logs__search_logs", SEARCH)
     received, written = found["tokens"], count(canonical(SEARCH))
-    errors = {}
+    errors: dict[str, int] = {}
     for line in found["structured_content"]["lines"]:
         errors[line["message"]] = errors.get(line["message"], 0) + 1
     tickets = []
@@ -114,21 +117,23 @@ def call_by_call(agent):
     return tickets, received, written
 
 
-def with_script(agent):
+def with_script(agent: Agent) -> Work:
     answer = agent.script(TASK)
     assert answer["tokens"]["spared"] > 0, answer
     return answer["result"]["tickets"], answer["tokens"]["given"], count(TASK)
 
 
-def timed(work, *args):
+def timed(work: Callable[..., Any], *args: Any) -> tuple[float, Any]:
     started = time.perf_counter()
     result = work(*args)
     return time.perf_counter() - started, result
 
 
-def measure(agent, options):
-    ways = {"call by call": call_by_call, "script": with_script}
-    task = {name: {"seconds": [], "received": 0, "written": 0} for name in ways}
+def measure(agent: Agent, options: argparse.Namespace) -> dict[str, Any]:
+    ways: dict[str, Callable[[Agent], Work]] = {"call by call": call_by_call, "script": with_script}
+    task: dict[str, dict[str, Any]] = {
+        name: {"seconds": [], "received": 0, "written": 0} for name in ways
+    }
     alone, inside = [], []
     call_by_call(agent), with_script(agent), agent.script(MANY_CALLS, 1)  # warm up
     for _ in range(options.rounds):
@@ -161,7 +166,7 @@ def measure(agent, options):
     }
 
 
-def run(options):
+def run(options: argparse.Namespace) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory(prefix="toolcrib-bench-") as folder,
         Installation(Path(folder)) as toolcrib,
@@ -171,11 +176,11 @@ def run(options):
         return measure(Agent(toolcrib), options)
 
 
-def mark(good):
+def mark(good: bool) -> str:
     return "OK  " if good else "MISS"
 
 
-def print_report(report, options):
+def print_report(report: dict[str, Any], options: argparse.Namespace) -> None:
     print(
         "Error logs of the past hour, a ticket for each of 8 errors; "
         f"median of {options.rounds} rounds"
@@ -201,7 +206,7 @@ def print_report(report, options):
     )
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=50, help="of the overhead, at most 50")
