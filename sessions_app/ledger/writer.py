@@ -67,8 +67,9 @@ RETRY_SECONDS = 10.0  # how long a caller waits for its result while the databas
 KEEP_SECONDS = 600.0  # how long the result is kept for the ledger after that
 RETRY_INTERVAL = 0.1
 STALE_CONNECTION_SECONDS = 1.0  # a failure that takes longer is not due to a stale connection
-# A commit on the event loop that takes longer is followed by a pause, in which the thread writes.
-MAX_LOOP_SECONDS, LOOP_PAUSE = 0.005, 0.1
+# A commit on the event loop that works or waits longer is followed by a pause, in which the thread
+# writes. The limit of work is processor time: being preempted says nothing about the database.
+MAX_LOOP_WORK, MAX_LOOP_WAIT, LOOP_PAUSE = 0.005, 0.05, 0.1
 
 Row = tuple[Any, ...]
 
@@ -474,7 +475,7 @@ class LoopWriter:
 
     def write(self, batch: list[WriteJob[Any]]) -> list[Any] | None:
         """Write a batch and return the results; None if the thread has to write it."""
-        started = time.monotonic()
+        started, work_before = time.monotonic(), time.thread_time()
         if started < self._paused_until or not self._database.write_queue.try_acquire():
             return None
         try:
@@ -484,7 +485,8 @@ class LoopWriter:
         finally:
             self._database.write_queue.release()
             now = time.monotonic()
-            if now - started > MAX_LOOP_SECONDS:
+            work = time.thread_time() - work_before
+            if work > MAX_LOOP_WORK or now - started > MAX_LOOP_WAIT:
                 self._paused_until = now + LOOP_PAUSE
 
     def close(self) -> None:

@@ -239,7 +239,8 @@ class Endpoint:
                 call = replace(call, capabilities=connection.capabilities)
         if request.is_modern:  # a disconnect is a cancellation
             await cancel_on_disconnect(tool_calls.respond(caller, call, send, run=run), receive)
-            await self.server.notify_changed_list(caller)
+            if mcp_sessions.has_changed_list(caller):
+                await self.server.notify_changed_list(caller)
             return
         with self.calls.running(request.connection_id, call.request_id) as is_cancelled:
             list_version = await tool_calls.respond(caller, call, send, is_cancelled, run)

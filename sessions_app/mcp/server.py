@@ -42,7 +42,7 @@ from sessions_app.dispatch.authorization import Caller
 from sessions_app.ledger import writer as ledger_writer
 from sessions_app.mcp import feature_list, resource_watch, tool_list
 from sessions_app.mcp.errors import SERVER_ERROR
-from sessions_app.mcp.sessions import ConnectionCaller, RollingCaller
+from sessions_app.mcp.sessions import ConnectionCaller, RollingCaller, has_changed_list
 from sessions_app.mcp.tool_list import Object
 from sessions_app.models import Agent, ApiKey, Strategy
 from sessions_app.sessions import lifecycle
@@ -180,7 +180,7 @@ class ToolcribMcpServer(Server[Any]):
 
     async def notify_changed_list(self, caller: Caller) -> None:
         """Tell a client's subscribers of a new rolling session with another tool list."""
-        if not isinstance(caller, RollingCaller) or not caller.changed_lists:
+        if not has_changed_list(caller):
             return
         if subscriptions := self.subscriptions.get(_list_owner(caller)):
             await subscriptions.bus.publish(ToolsListChanged())

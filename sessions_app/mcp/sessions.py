@@ -146,6 +146,11 @@ class RollingCaller(Caller):
         return opened.session_id
 
 
+def has_changed_list(caller: Caller) -> bool:
+    """Return whether this request has opened a session with another tool list than before."""
+    return isinstance(caller, RollingCaller) and bool(caller.changed_lists)
+
+
 class _Opened(NamedTuple):
     session_id: str
     has_other_list: bool = False
