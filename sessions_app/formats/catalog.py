@@ -19,7 +19,7 @@ from sessions_app.sessions import surface as session_surface
 from sessions_app.sessions.schemas import FormatIn
 from sessions_app.sessions.snapshots import Surface, surface_of
 from toolcrib.lib.errors import Invalid
-from toolcrib.lib.json_codec import canonical, digest, join_members
+from toolcrib.lib.json_codec import canonical_in_pieces, digest, join_members
 
 NATIVE_HEADER = (
     "Most of your tools are not shown until you search for them. Search in words for what you "
@@ -46,7 +46,7 @@ def check_format(options: FormatIn) -> None:
 def session_catalog(session: AgentSession, options: FormatIn) -> str:
     """Return a session's catalog in the requested format, as the response body."""
     if options.native:
-        return canonical(native_catalog(session.snapshot, options, session.session_id))
+        return canonical_in_pieces(native_catalog(session.snapshot, options, session.session_id))
     text, tokens, left_out = session_surface.catalog_text(session)
     surface = surface_of(session.snapshot)
     return _format_body(options.format, text, session_surface.tools_array(session), {
@@ -63,7 +63,7 @@ def preview_catalog(agent: Agent, options: FormatIn) -> str:
     """Return the catalog that a session opened now would receive."""
     snapshot = lifecycle.preview_snapshot(agent)
     if options.native:
-        return canonical(native_catalog(snapshot, options))
+        return canonical_in_pieces(native_catalog(snapshot, options))
     surface = surface_of(snapshot)
     return _format_body(options.format, snapshot.text, surface.tools, {
         "revision": scope.scope_of_agent(agent).revision,
@@ -81,8 +81,9 @@ def _format_body(
     converted = providers.convert_tools(format_, tools)
     if format_ == "json":
         members = {"text": text, "tools": converted, "etag": digest(text)} | details
-        return join_members({name: canonical(value) for name, value in members.items()} | encoded)
-    return canonical({"system": text, "tools": converted})
+        texts = {name: canonical_in_pieces(value) for name, value in members.items()}
+        return join_members(texts | encoded)
+    return canonical_in_pieces({"system": text, "tools": converted})
 
 
 def native_catalog(

@@ -1,8 +1,9 @@
 """ASGI endpoint of `/mcp`: origin, authentication, limits, sessions; routes to calls or the SDK.
 
 The key is checked with the same functions as in the agent API. `tools/call` is served by
-tool_calls.py, the event streams and handshake connections of older protocol versions here; the
-SDK's server answers everything else, one request at a time. It never gets the agent's key.
+tool_calls.py, lists by list_requests.py, the event streams and handshake connections of older
+protocol versions here; the SDK's server answers everything else, one request at a time. It never
+gets the agent's key.
 """
 
 import asyncio
@@ -24,14 +25,20 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from servers.connections import calls as upstream_calls
 from sessions_app.agents import api_keys, rate_limits
-from sessions_app.agents.rate_limits import CATALOG_COST, REQUEST_COST
 from sessions_app.dispatch import polling
 from sessions_app.dispatch.authorization import Caller
 from sessions_app.dispatch.planner import ON_LOOP_BYTES
 from sessions_app.dispatch.polling import repeat
 from sessions_app.held_calls.waiting import watch
 from sessions_app.ledger import writer as ledger_writer
-from sessions_app.mcp import conversations, elicitation, feature_requests, questions, tool_calls
+from sessions_app.mcp import (
+    conversations,
+    elicitation,
+    feature_requests,
+    list_requests,
+    questions,
+    tool_calls,
+)
 from sessions_app.mcp import server as mcp_server
 from sessions_app.mcp import sessions as mcp_sessions
 from sessions_app.mcp.admin_server import PATH as ADMIN_PATH
@@ -215,6 +222,8 @@ class Endpoint:
         method = message.get("method")
         if method in CALL_METHODS and "id" in message:
             await self._call(request, message, len(body), receive, send)
+        elif method in list_requests.METHODS and "id" in message:
+            await self._list(request, message, len(body), send)
         elif request.is_modern or method == "initialize" or ("id" in message and method):
             await self._serve_sdk(request, message, _replay(body, receive), send)
         else:
@@ -246,6 +255,28 @@ class Endpoint:
             list_version = await tool_calls.respond(caller, call, send, is_cancelled, run)
         if list_version:
             self.streams.set_known(request.connection_id, list_version)
+
+    async def _list(
+        self, request: Request, message: Mapping[str, Any], size: int, send: Send
+    ) -> None:
+        key = await request.check_key()
+        assert key.agent is not None  # noqa: S101 - ensured by check_key
+        await rate_limits.check_request(key.agent, list_requests.cost_of(message["method"]))
+        try:
+            call = tool_calls.parse_call(message, request.scope, request.headers, size)
+            version = request.headers.get("mcp-protocol-version", "")
+            if not request.is_modern:
+                version = (await request.find_connection(renew=True)).protocol_version
+            caller = await request.find_caller(call.client, renew=True)
+            result = await list_requests.run(caller, call, key.agent, version)
+        except ProtocolError as error:
+            await send_protocol_error(send, error, message["id"])
+            return
+        body = tool_calls.result_message(call, result).encode()
+        await send_response(send, 200, "application/json", body)
+        await rate_limits.add_bytes(key.agent, len(body))
+        if mcp_sessions.has_changed_list(caller):
+            await self.server.notify_changed_list(caller)
 
     async def _notify(
         self, request: Request, message: Mapping[str, Any], receive: Receive, send: Send
@@ -292,9 +323,7 @@ class Endpoint:
         method = message.get("method")
         key = await request.check_key()
         assert key.agent is not None  # noqa: S101 - ensured by check_key
-        await rate_limits.check_request(
-            key.agent, CATALOG_COST if method == "tools/list" else REQUEST_COST
-        )
+        await rate_limits.check_request(key.agent)
         is_handshake = method == "initialize" and not request.is_modern
         caller = None
         if not is_handshake and message:

@@ -1,8 +1,7 @@
-"""MCP server of Toolcrib on the SDK: handshake, discovery, lists and subscriptions.
+"""MCP server of Toolcrib on the SDK: handshake, discovery and subscriptions.
 
-endpoint.py has authenticated the request, and serves `tools/call` itself. Tool lists are sent as
-they are: the SDK's models would drop unknown fields, so a middleware merges the raw result into the
-SDK's response.
+endpoint.py has authenticated the request, and serves calls and lists itself. Instructions and
+capabilities depend on the session, so a middleware merges them into the SDK's response.
 """
 
 import asyncio
@@ -32,17 +31,14 @@ from mcp.server.subscriptions import (
     ToolsListChanged,
 )
 from mcp.shared.exceptions import MCPError
-from mcp_types.methods import serialize_server_result
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import ValidationError
 
-from catalog.models import FeatureKind
 from sessions_app.dispatch import features
 from sessions_app.dispatch.authorization import Caller
 from sessions_app.ledger import writer as ledger_writer
 from sessions_app.mcp import feature_list, resource_watch, tool_list
 from sessions_app.mcp.errors import SERVER_ERROR
-from sessions_app.mcp.sessions import ConnectionCaller, RollingCaller, has_changed_list
+from sessions_app.mcp.list_requests import TOOLS_TTL_MS
+from sessions_app.mcp.sessions import ConnectionCaller, RollingCaller
 from sessions_app.mcp.tool_list import Object
 from sessions_app.models import Agent, ApiKey, Strategy
 from sessions_app.sessions import lifecycle
@@ -53,14 +49,6 @@ logger = logging.getLogger(__name__)
 
 Context = ServerRequestContext[Any, Any]
 REQUEST_KEY = "toolcrib.request"  # key of the AuthenticatedRequest in the ASGI scope
-CACHE_TTL_MS = 300_000  # the tool list of a session does not change
-
-# By method: the member of the result, and the kind of its items.
-FEATURE_LISTS = {
-    "prompts/list": ("prompts", FeatureKind.PROMPT),
-    "resources/list": ("resources", FeatureKind.RESOURCE),
-    "resources/templates/list": ("resourceTemplates", FeatureKind.TEMPLATE),
-}
 
 _raw_result: ContextVar[Object | None] = ContextVar("raw_result", default=None)
 
@@ -87,16 +75,8 @@ class ToolcribMcpServer(Server[Any]):
             title="Toolcrib",
             version=settings.VERSION,
             cache_hints={
-                "tools/list": CacheHint(CACHE_TTL_MS, "private"),
-                "server/discover": CacheHint(CACHE_TTL_MS, "private"),
-                "prompts/list": CacheHint(0, "private"),
-                "resources/list": CacheHint(0, "private"),
-                "resources/templates/list": CacheHint(0, "private"),
+                "server/discover": CacheHint(TOOLS_TTL_MS, "private"),
             },
-            on_list_tools=self.list_tools,
-            on_list_prompts=self.list_prompts,
-            on_list_resources=self.list_resources,
-            on_list_resource_templates=self.list_templates,
             on_subscribe_resource=self.subscribe,
             on_unsubscribe_resource=self.unsubscribe,
             on_subscriptions_listen=self.listen,
@@ -108,43 +88,6 @@ class ToolcribMcpServer(Server[Any]):
     def create_initialization_options(self, *args: Any, **named: Any) -> InitializationOptions:
         """Announce that tool lists may change, as they do in sessions with the inject strategy."""
         return super().create_initialization_options(NotificationOptions(tools_changed=True))
-
-    async def list_tools(
-        self, ctx: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListToolsResult:
-        if params is not None and params.cursor is not None:
-            raise MCPError(types.INVALID_PARAMS, "Invalid cursor: the tool list has one page.")
-        request, version = _request(ctx), ctx.protocol_version
-        caller = request.caller
-        assert caller is not None  # noqa: S101 - the handshake lists no tools
-        async with _translate_errors():
-            session_id = await caller.find_session(renew=True)
-            tools = await ledger_writer.run_off_loop(
-                _list_tools, request.agent, session_id, version
-            )
-        await self.notify_changed_list(caller)
-        raw = _raw_result.get()
-        assert raw is not None  # noqa: S101 - set by the middleware
-        raw["tools"] = tools
-        return types.ListToolsResult(tools=[])
-
-    async def list_prompts(
-        self, ctx: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListPromptsResult:
-        await _list_features(ctx, params)
-        return types.ListPromptsResult(prompts=[])
-
-    async def list_resources(
-        self, ctx: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListResourcesResult:
-        await _list_features(ctx, params)
-        return types.ListResourcesResult(resources=[])
-
-    async def list_templates(
-        self, ctx: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListResourceTemplatesResult:
-        await _list_features(ctx, params)
-        return types.ListResourceTemplatesResult(resource_templates=[])
 
     async def listen(
         self, ctx: Context, params: types.SubscriptionsListenRequestParams
@@ -180,8 +123,6 @@ class ToolcribMcpServer(Server[Any]):
 
     async def notify_changed_list(self, caller: Caller) -> None:
         """Tell a client's subscribers of a new rolling session with another tool list."""
-        if not has_changed_list(caller):
-            return
         if subscriptions := self.subscriptions.get(_list_owner(caller)):
             await subscriptions.bus.publish(ToolsListChanged())
 
@@ -226,20 +167,6 @@ def _request(ctx: Context) -> AuthenticatedRequest:
     return request
 
 
-async def _list_features(ctx: Context, params: types.PaginatedRequestParams | None) -> None:
-    """Set the raw result of a list of prompts, resources or templates."""
-    if params is not None and params.cursor is not None:
-        raise MCPError(types.INVALID_PARAMS, "Invalid cursor: the list has one page.")
-    request = _request(ctx)
-    caller, raw = request.caller, _raw_result.get()
-    assert caller is not None and raw is not None  # noqa: S101,PT018 - set before
-    member, kind = FEATURE_LISTS[ctx.method]
-    async with _translate_errors():
-        session_id = await caller.find_session(renew=True)
-        run = ledger_writer.run_off_loop
-        raw[member] = await run(_read_features, request.agent, session_id, kind)
-
-
 async def _change_subscription(ctx: Context, uri: str, *, subscribe: bool) -> types.EmptyResult:
     """Subscribe a handshake client to a resource, or end that."""
     caller = _request(ctx).caller
@@ -251,30 +178,6 @@ async def _change_subscription(ctx: Context, uri: str, *, subscribe: bool) -> ty
             await features.find_watched(caller, uri)
         await ledger_writer.run_off_loop(change, connection_id, uri)
     return types.EmptyResult()
-
-
-def _read_features(agent: Agent, session_id: str, kind: str) -> list[Object]:
-    session = lifecycle.find_session(agent, session_id)
-    return feature_list.list_features(scope_of_session(session), kind)
-
-
-def _list_tools(agent: Agent, session_id: str, version: str) -> list[Object]:
-    session = lifecycle.find_session(agent, session_id)
-    fixed = version in MODERN_PROTOCOL_VERSIONS  # they forbid a list that changes
-    return tool_list.list_tools(
-        session, fixed=fixed, fits=lambda tool: _is_representable(tool, version)
-    )
-
-
-def _is_representable(tool: Object, version: str) -> bool:
-    try:
-        serialize_server_result("tools/list", version, {"tools": [tool], **_RESULT_FIELDS})
-    except ValidationError:
-        return False
-    return True
-
-
-_RESULT_FIELDS = {"ttlMs": 0, "cacheScope": "private", "resultType": "complete"}
 
 
 async def _merge_raw_result(ctx: Context, call_next: CallNext) -> HandlerResult:

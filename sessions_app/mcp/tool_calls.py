@@ -129,6 +129,7 @@ def parse_call(
     params: Any = message.get("params")
     try:
         validate_client_request(method, version, params)
+        params = params or {}  # of a list of older versions
     except ValidationError:
         status = 400 if is_modern else 200
         text = "Invalid request parameters"
@@ -470,7 +471,7 @@ class CallResponder:
         """Send the result, after everything that precedes it."""
         if result.list_version and not self._call.is_modern:
             self._enqueue(stream_event(LIST_CHANGED))
-        await self._end(200, _result_message(self._call, result))
+        await self._end(200, result_message(self._call, result))
 
     async def fail(self, error: ProtocolError) -> None:
         text = error_message(self._call.request_id, error.code, error.message, error.data)
@@ -496,7 +497,7 @@ class CallResponder:
         self._timer.cancel()
 
 
-def _result_message(call: ToolCall, result: Result) -> str:
+def result_message(call: ToolCall, result: Result) -> str:
     members = dict(result.members)
     if call.is_modern:
         members.setdefault("resultType", '"complete"')

@@ -36,7 +36,7 @@ from toolcrib.lib.api_schemas import (
     set_location,
 )
 from toolcrib.lib.errors import Forbidden, Invalid
-from toolcrib.lib.json_codec import canonical, digest
+from toolcrib.lib.json_codec import canonical, canonical_in_pieces, digest
 from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.payloads import check_value
 from toolcrib.lib.roles import key_actor
@@ -72,7 +72,7 @@ def readable_session(request: HttpRequest, session_id: str) -> AgentSession:
 
 
 def _json(body: object, status: int = 200) -> HttpResponse:
-    return _response(canonical(body), status)
+    return _response(canonical_in_pieces(body), status)
 
 
 def _response(text: str, status: int = 200) -> HttpResponse:

@@ -1,6 +1,5 @@
 """Parsed snapshots: what sessions were given when they opened. Shared and immutable."""
 
-import json
 import threading
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,7 +7,7 @@ from typing import Any
 
 from catalog.models import CatalogSnapshot
 from catalog.rendering import GroupLine
-from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.json_codec import canonical_in_pieces, parse_in_pieces
 from toolcrib.lib.token_counter import count
 
 MAX_CACHED_CHARACTERS = 16_000_000  # of snapshot bodies; parsed, a body takes several times that
@@ -48,7 +47,7 @@ class Surface:
     def groups_json(self) -> str:
         """The groups with the names of their tools, as canonical JSON."""
         fields = ("group_id", "display_name", "description")
-        return canonical(
+        return canonical_in_pieces(
             [
                 {**{name: getattr(line, name) for name in fields}, "tool_names": line.names}
                 for line in self.groups
@@ -81,7 +80,7 @@ def surface_of(snapshot: CatalogSnapshot) -> Surface:
 
 
 def _parse(text: str) -> Surface:
-    body = json.loads(text)
+    body = parse_in_pieces(text)
     return Surface(
         groups=tuple(
             GroupLine(row["group_id"], row["display_name"], row["description"], tuple(row["names"]))
@@ -89,7 +88,7 @@ def _parse(text: str) -> Surface:
         ),
         keys={row["group_id"]: row["key"] for row in body["groups"]},
         **{name: body[name] for name in ("tools", "pins", "left_out", "header", "budget", "mode")},
-        tools_tokens=count(canonical(body["tools"])) if body["tools"] else 0,
+        tools_tokens=count(canonical_in_pieces(body["tools"])) if body["tools"] else 0,
         # Snapshots of older releases lack these two fields.
         preloaded=tuple(body.get("preloaded", body["pins"])),
         deferred=body.get("deferred", {}),

@@ -19,7 +19,7 @@ from sessions_app.models import Agent, AgentSession, Mode, Strategy
 from sessions_app.rules import agent_rules
 from sessions_app.sessions.scope import SessionScope, scope_of_session
 from sessions_app.sessions.snapshots import DEFERRED_FIELDS, Pin, Surface, surface_of
-from toolcrib.lib.json_codec import canonical, digest
+from toolcrib.lib.json_codec import canonical_in_pieces, digest
 
 MAX_SNAPSHOTS_PER_SCOPE = 64
 
@@ -225,7 +225,7 @@ def _build_snapshot(
     if scope.offered and (has_check_call or has_scripts):
         meta_tools.append(rendering.check_call(has_scripts=has_scripts))
     pins = {tool.name: pin_of(tool) for tool in initial}
-    body = canonical(
+    body = canonical_in_pieces(
         {
             "budget": budget,
             "deferred": {

@@ -35,6 +35,48 @@ def join_members(members: Mapping[str, str]) -> str:
     return "{" + ",".join(f"{canonical(name)}:{members[name]}" for name in sorted(members)) + "}"
 
 
+def canonical_in_pieces(value: object, depth: int = 2) -> str:
+    """Return `canonical(value)`, with a call of the encoder for each item, for megabytes of JSON.
+
+    One call of the encoder, or of the decoder, would block all other threads until it ends.
+    """
+    if depth and isinstance(value, dict):
+        return join_members(
+            {name: canonical_in_pieces(item, depth - 1) for name, item in value.items()}
+        )
+    if depth and isinstance(value, list | tuple):
+        return join_items(canonical_in_pieces(item, depth - 1) for item in value)
+    return canonical(value)
+
+
+def parse_in_pieces(text: str) -> Any:
+    """Parse text that `canonical` wrote, with a call of the decoder for each item."""
+    return _scan(text, 0, 2)[0]
+
+
+_scan_value = json.JSONDecoder().raw_decode
+
+
+def _scan(text: str, start: int, depth: int) -> tuple[Any, int]:
+    """Return the value that starts here, and where it ends."""
+    opening = text[start]
+    if not depth or opening not in "{[" or text[start + 1] in "}]":
+        return _scan_value(text, start)
+    members: dict[str, Any] = {}
+    items: list[Any] = []
+    end = start
+    while end == start or text[end] == ",":
+        name = ""
+        if opening == "{":
+            name, end = _scan_value(text, end + 1)
+        item, end = _scan(text, end + 1, depth - 1)
+        if opening == "{":
+            members[name] = item
+        else:
+            items.append(item)
+    return members if opening == "{" else items, end + 1
+
+
 def digest(text: str) -> str:
     """Return the SHA-256 of a text. Raises UnicodeEncodeError for lone surrogates."""
     return hashlib.sha256(text.encode()).hexdigest()

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.lib.json_codec import canonical, digest, join_members
+from toolcrib.lib.json_codec import (
+    canonical,
+    canonical_in_pieces,
+    digest,
+    join_members,
+    parse_in_pieces,
+)
 
 values = st.recursive(
     st.none()
@@ -68,3 +74,11 @@ def test_an_object_joined_from_its_members_is_the_same_text(value):
     assert join_members({name: canonical(inner) for name, inner in value.items()}) == canonical(
         value
     )
+
+
+@given(values)
+def test_the_text_is_the_same_in_pieces_and_parses_to_the_same_value(value):
+    text = canonical(value)
+
+    assert canonical_in_pieces(value) == text
+    assert parse_in_pieces(text) == json.loads(text)
