@@ -10,7 +10,8 @@ a load of a whole group, and a catalog with the names of all tools, in ms per MB
 the longest stall of the event loop. Memory is that of the web process, at rest after all requests.
 At last, at the second size, the latency of one agent's calls, ten a second, while sixteen callers
 of another agent, with the default limits, open sessions, read catalogs, load and search without a
-pause, from the start of that flood, compared with the same calls alone, in alternation.
+pause, compared with the same calls alone, in alternation. Each flood is that of a new agent, from
+its start: it has its whole allowance.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -33,6 +35,7 @@ import rest  # noqa: E402
 import session  # noqa: E402
 from dispatch import ECHO, start_program  # noqa: E402
 from dispatch_report import spread  # noqa: E402
+from load import MODERN  # noqa: E402
 
 from tests.support.installation import Installation, free_port  # noqa: E402
 
@@ -40,6 +43,7 @@ SERVERS = 10
 MAX_RATIOS = {10_000: 1.5, 100_000: 2.0}  # by number of tools
 MAX_FLOOD_RATIO = 2.0
 MAX_STALL_MS = 100.0
+META = "io.modelcontextprotocol/"
 FLOOD_CALLERS = 16
 WARM_UP = 3  # requests of each operation
 QUERIES = session.QUERIES
@@ -63,8 +67,8 @@ class Sized:
         assert done.returncode == 0, done.stdout + done.stderr
         self.sync_seconds = time.monotonic() - started
         limits = dict.fromkeys(session.LIMITS, session.UNLIMITED)
-        self.key = self._agent("bench", limits)
-        self.limited_key = self._agent("flood", {})
+        self.key = self.agent("bench", limits)
+        self.mcp_key = self.agent("full", {**limits, "mode": "full"})
         slug = next(iter(mcp_json["mcpServers"]))
         servers = fleet.generate_servers(SERVERS, size, even=True)
         self.group, self.tools = f"mcp:{slug}", servers[slug]
@@ -72,7 +76,7 @@ class Sized:
         self.session = self.open()
         self.numbers = itertools.count()
 
-    def _agent(self, name, limits):
+    def agent(self, name, limits):
         body = {"name": name, "all_groups": True, "mode": "deferred", **limits}
         status, response = self.toolcrib.api("POST", "/agents", body)
         assert status == 201, response
@@ -86,7 +90,25 @@ class Sized:
         return f"/sessions/{json.loads(self.request('POST', '/sessions', options))['id']}"
 
     def request(self, method, path, body=None):
+        if method == "MCP":
+            return self._list(path)
         return self.caller.request(method, path, body)
+
+    def _list(self, method):
+        """Send a request of MCP 2026-07-28 without parameters, as the agent in full mode."""
+        url = f"{self.toolcrib.url}/mcp"
+        meta = {f"{META}protocolVersion": MODERN, f"{META}clientCapabilities": {}}
+        message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"_meta": meta}}
+        headers = {
+            "Authorization": f"Bearer {self.mcp_key}",
+            "Content-Type": "application/json",
+            "Accept": "application/json, text/event-stream",
+            "MCP-Protocol-Version": MODERN,
+            "Mcp-Method": method,
+        }
+        request = urllib.request.Request(url, json.dumps(message).encode(), headers)  # noqa: S310
+        with urllib.request.urlopen(request, timeout=120) as response:  # noqa: S310
+            return response.read()
 
     def names(self):
         """Return ten names, others each time while there are any."""
@@ -121,7 +143,7 @@ class Sized:
         return self.toolcrib.api("GET", "/health")[1]["event_loop"]["longest_ms"]
 
 
-LARGE = ("full mode", "whole group", "catalog as JSON")
+LARGE = ("full mode", "tool list over MCP", "whole group", "catalog as JSON")
 OPERATIONS = ("open", "catalog", "load of ten", "call", "fork", "search by words")
 
 
@@ -149,9 +171,12 @@ def measure_bytes(installation, options):
         for _ in range(options.rounds):
             request = ("POST", "/sessions", {"mode": "full"})
             if name == "whole group":
-                request = ("POST", f"{installation.open()}/load", {"group_id": installation.group})
+                body = {"group_id": installation.group, "confirm": True}
+                request = ("POST", f"{installation.open()}/load", body)
             elif name == "catalog as JSON":  # with the names of all tools
                 request = ("GET", f"{installation.session}/catalog", None)
+            elif name == "tool list over MCP":
+                request = ("MCP", "tools/list")
             started = time.perf_counter()
             body = installation.request(*request)
             values.append((time.perf_counter() - started) * 1000)
@@ -183,7 +208,8 @@ def flood(url, key, group):
                         f"/sessions/{json.loads(caller.request('POST', '/sessions', {}))['id']}"
                     )
                 caller.request("GET", f"{opened}/catalog")
-                caller.request("POST", f"{opened}/load", {"group_id": group})
+                body = {"group_id": group, "confirm": True}
+                caller.request("POST", f"{opened}/load", body)
                 caller.request("POST", f"{opened}/search", {"query": QUERIES[number % 8]})
             except AssertionError:  # a rejected request: the next one at once
                 if number % 4 == 0:
@@ -211,10 +237,11 @@ def measure_flood(installation, options):
     """Return the median milliseconds of a call alone and in a flood from its start, by round."""
     rounds = []
     argv = [sys.executable, "-c", FLOOD, str(ROOT / "bench"), installation.toolcrib.url]
-    for _ in range(options.rounds):
+    for number in range(options.rounds):
+        key = installation.agent(f"flood-{number}", {})  # with its whole allowance
         alone = time_paced(installation, options.flood_seconds)
         process = subprocess.Popen(
-            [*argv, installation.limited_key, installation.group],
+            [*argv, key, installation.group],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,

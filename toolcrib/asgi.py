@@ -12,7 +12,9 @@ import os
 import re
 import secrets
 import warnings
+from collections import deque
 from collections.abc import MutableMapping
+from contextlib import AsyncExitStack
 from functools import lru_cache
 from typing import Any
 
@@ -27,7 +29,7 @@ from django.core.exceptions import ImproperlyConfigured  # noqa: E402
 from django.core.handlers.asgi import ASGIHandler  # noqa: E402
 from django.http.request import split_domain_port, validate_host  # noqa: E402
 
-from sessions_app.agents import rate_limits  # noqa: E402
+from sessions_app.agents import rate_limits, slots  # noqa: E402
 from sessions_app.agents.rate_limits import RateLimited  # noqa: E402
 from sessions_app.mcp import endpoint as mcp_endpoint  # noqa: E402
 from sessions_app.mcp import errors as mcp_errors  # noqa: E402
@@ -40,8 +42,10 @@ from toolcrib.lib.protocols.asgi import (  # noqa: E402
     Receive,
     Scope,
     Send,
+    bearer_digest,
     drain_body,
     error_headers,
+    read_headers,
     send_response,
 )
 from toolcrib.runtime.lifespan import runtime  # noqa: E402
@@ -54,6 +58,10 @@ logger = logging.getLogger(__name__)
 FORM_OVERHEAD = 64 * 1024  # bytes around form fields; Django enforces the exact limit
 # For people who are signed in: served with cookies and the headers of pages.
 API_DOCS = {"/api/v1/docs", "/api/v1/openapi.json"}
+# Requests that compute: they take a slot of their key.
+COMPUTING_PATH = re.compile(
+    r"/api/v1/(?:catalog|sessions(?:/[^/]+(?:/(?:catalog|events|export|fork|preload|sdk|servers|tools))?)?)/?"
+)
 
 
 class ApiHandler(ASGIHandler):
@@ -113,6 +121,18 @@ def _limit_body_time(receive: Receive) -> Receive:
         return message
 
     return receive_timed
+
+
+async def _read_ahead(receive: Receive) -> Receive:
+    """Read the request body, and return a `receive` that replays it."""
+    messages = deque([await receive()])
+    while messages[-1].get("more_body"):
+        messages.append(await receive())
+
+    async def replay() -> MutableMapping[str, Any]:
+        return messages.popleft() if messages else await receive()
+
+    return replay
 
 
 def _delay_rejections(send: Send) -> Send:
@@ -283,8 +303,31 @@ class Router:
         else:
             handler = self.api if is_api else self.pages
             send = rate_limits.add_headers(send) if is_api else send
+            receive, send = _limit_body_size(receive), _delay_rejections(send)
+            digest = bearer_digest(read_headers(scope)) if COMPUTING_PATH.fullmatch(path) else ""
+            if digest:
+                await self._serve_with_slot(digest, scope, receive, send)
+            else:
+                await self._stagger()
+                await handler(scope, receive, send)  # type: ignore[arg-type]
+
+    async def _serve_with_slot(
+        self, digest: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Serve a request of the API while its key has a slot, until the response starts.
+
+        A slow client holds no slot: the body is read before.
+        """
+        receive = await _read_ahead(receive)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(slots.slot(digest))
             await self._stagger()
-            await handler(scope, _limit_body_size(receive), _delay_rejections(send))  # type: ignore[arg-type]
+
+            async def send_without_slot(message: MutableMapping[str, Any]) -> None:
+                await stack.aclose()
+                await send(message)
+
+            await self.api(scope, receive, send_without_slot)  # type: ignore[arg-type]
 
     async def _stagger(self) -> None:
         """Start one request at a time, so that requests in progress continue in between.

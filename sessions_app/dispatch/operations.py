@@ -4,15 +4,13 @@ As calls (dispatcher.py): planned from the authorization, in a thread, and commi
 """
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
-from sessions_app.agents import rate_limits
+from sessions_app.agents import rate_limits, slots
 from sessions_app.dispatch.authorization import Authorization, Caller, run_authorized
-from sessions_app.ledger import writer as ledger_writer
 from sessions_app.ledger.writer import LedgerCursor
 from sessions_app.sessions import search as session_search
 from sessions_app.sessions.loading import LoadResult, SessionLoads
@@ -25,13 +23,7 @@ Write = Callable[[LedgerCursor], None]
 Planned = tuple[T, Write, SessionLoads | None]  # the result, what to commit, and the loads
 Plan = Callable[[Authorization], Planned[T]]
 
-# Searches are CPU-bound and compete for the GIL with each other and with the event loop, which
-# serves the calls of all agents. More than one per CPU gives no more throughput.
-MAX_CONCURRENT = (
-    len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-)
 _load_locks: WeakValueDictionary[tuple[object, ...], asyncio.Lock] = WeakValueDictionary()
-_semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 async def search(caller: Caller, query: SessionQuery) -> SessionSearch:
@@ -137,23 +129,8 @@ async def _plan_and_commit(plan: Plan[T], authorization: Authorization) -> T:
         result, write, loads = plan(authorization)
         return result, write, authorization.after(loads) if loads and loads.is_changed else None
 
-    result, write, successor = await _run_with_slot(plan_with_successor, authorization)
+    result, write, successor = await slots.run(
+        authorization.digest, plan_with_successor, authorization
+    )
     await authorization.commit(write, successor)
     return result
-
-
-async def _run_with_slot(function: Callable[[Authorization], T], authorization: Authorization) -> T:
-    """Run a function in a thread when one of the slots is free, in order of arrival.
-
-    Cancelled while waiting, it never runs. Cancelled while running, it keeps its slot until done.
-    """
-    loop = asyncio.get_running_loop()
-    async with _semaphores.setdefault(loop, asyncio.Semaphore(MAX_CONCURRENT)):
-        task = asyncio.ensure_future(ledger_writer.run_off_loop(function, authorization))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.wait({task})
-            if not task.cancelled():
-                task.exception()  # mark as retrieved
-            raise

@@ -24,7 +24,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from servers.connections import calls as upstream_calls
-from sessions_app.agents import api_keys, rate_limits
+from sessions_app.agents import api_keys, rate_limits, slots
 from sessions_app.dispatch import polling
 from sessions_app.dispatch.authorization import Caller
 from sessions_app.dispatch.planner import ON_LOOP_BYTES
@@ -268,7 +268,8 @@ class Endpoint:
             if not request.is_modern:
                 version = (await request.find_connection(renew=True)).protocol_version
             caller = await request.find_caller(call.client, renew=True)
-            result = await list_requests.run(caller, call, key.agent, version)
+            async with slots.slot(request.digest):
+                result = await list_requests.run(caller, call, key.agent, version)
         except ProtocolError as error:
             await send_protocol_error(send, error, message["id"])
             return

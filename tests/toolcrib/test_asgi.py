@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from sessions_app.agents import rate_limits
+from sessions_app.agents.slots import MAX_CONCURRENT
+from tests.support.waiting import wait_for
 from toolcrib.api import api
 from toolcrib.asgi import Router
 from toolcrib.http.http_protocol import ClientState
@@ -406,3 +408,35 @@ def test_pages_of_named_origins_may_use_a_key_and_no_cookie(path, settings, db):
     for response in (preflight, answer, other, ask("OPTIONS", "/", origin=ORIGIN, **asks)):
         assert "access-control-allow-credentials" not in response.headers
     assert "access-control-allow-origin" not in other.headers
+
+
+# --- Slots ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("slow", ["its response", "its body"])
+def test_a_client_that_is_slow_with_its_body_or_response_holds_no_slot(slow):
+    """Clients of all slots' keys are slow; others of the same keys are served meanwhile."""
+    path, keys = "/api/v1/catalog", [f"Bearer tcb_{number}" for number in range(MAX_CONCURRENT)]
+
+    async def scenario():
+        router, never, stuck = started_router(), asyncio.Event(), []
+
+        async def block(*_: Any) -> Any:
+            stuck.append(1)
+            await never.wait()
+            return {"type": "http.disconnect"}
+
+        def slow_request(key: str) -> Any:
+            receive, send = empty_body(), AsgiResponse().send
+            receive, send = (block, send) if slow == "its body" else (receive, block)
+            return router(scope("GET", path, authorization=key), receive, send)
+
+        tasks = [asyncio.create_task(slow_request(key)) for key in keys for _ in range(2)]
+        await asyncio.to_thread(wait_for, lambda: len(stuck) == len(tasks))
+        responses = [await request(router, "GET", path, authorization=key) for key in keys]
+        never.set()
+        await asyncio.gather(*tasks)
+        return [response.status for response in responses]
+
+    assert asyncio.run(scenario()) == [401] * len(keys)

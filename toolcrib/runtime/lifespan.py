@@ -53,7 +53,7 @@ T = TypeVar("T")
 TIDY_INTERVAL = 10.0  # seconds
 SCHEDULE_INTERVAL = 1.0  # seconds between two passes while the database changes
 # By default a Python thread runs for 5 ms while others wait, and the event loop waits for each.
-SWITCH_INTERVAL = 0.001  # seconds
+SWITCH_INTERVAL = 0.0002  # seconds
 # A full collection over the objects of 10,000 tools takes a tenth of a second. Modules and settings
 # are frozen at startup, and the thresholds make collections of what comes later rare.
 GC_THRESHOLDS = (50_000, 20, 100)

@@ -7,6 +7,7 @@ cache cleared before each request.
 import asyncio
 import json
 import threading
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +23,7 @@ from servers.connections import calls as upstream_calls
 from servers.models import Server
 from servers.registration import actions as server_actions
 from sessions_app.agents import actions as agent_actions
-from sessions_app.agents import api_keys, rate_limits
+from sessions_app.agents import api_keys, rate_limits, slots
 from sessions_app.dispatch import authorization, dispatcher, operations
 from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger import writer as ledger_writer
@@ -699,15 +700,12 @@ def test_a_search_that_fails_in_the_database_is_counted_once(run, monkeypatch):
 
 def test_a_client_that_disconnects_while_queued_searches_nothing(run, monkeypatch):
     async def scenario(web):
-        loop = asyncio.get_running_loop()
-        slots = operations._semaphores.setdefault(
-            loop, asyncio.Semaphore(operations.MAX_CONCURRENT)
-        )
-        for _ in range(operations.MAX_CONCURRENT):
-            await slots.acquire()
-        asking = asyncio.create_task(web.post("search", FIND))
-        web.left.set()
-        return await asyncio.wait_for(asking, scaled(30))
+        async with AsyncExitStack() as stack:
+            for number in range(slots.MAX_CONCURRENT):
+                await stack.enter_async_context(slots.slot(f"key {number}"))
+            asking = asyncio.create_task(web.post("search", FIND))
+            web.left.set()
+            return await asyncio.wait_for(asking, scaled(30))
 
     assert run(scenario).status == 0  # the client has disconnected
     assert "searched" not in Event.objects.values_list("kind", flat=True)
