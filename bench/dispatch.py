@@ -259,8 +259,7 @@ class Bed:
     def _mcp_search(self, stack, mode, kind):
         def arguments(text, number):
             if kind == "new":
-                verb, thing = VERBS[number % len(VERBS)], THINGS[number % len(THINGS)]
-                return {"query": f"{verb} the {thing} number {os.getpid()} {number}"}
+                return {"query": new_query(number)}
             query = {"query": PHRASES[number % len(PHRASES)]}
             return query | ({"strategy": "bm25"} if kind == "bm25" else {})
 
@@ -403,18 +402,29 @@ def load_encoder():
     return encoder.load(ROOT / ".cache" / "models")
 
 
+def new_query(number):
+    """Return a query that was not sent before."""
+    verb, thing = VERBS[number % len(VERBS)], THINGS[number % len(THINGS)]
+    return f"{verb} the {thing} number {os.getpid()} {number}"
+
+
 async def encoder_ms(model, bed, number):
     """Return the time of the model for one new query, between requests as in Toolcrib.
 
-    In a loop of its own its weights would stay in the processor's cache.
+    In a loop of its own its weights would stay in the processor's cache. The query has as many
+    tokens as those that are served.
     """
     call = await bed.callers["search, new"].call()
     times = []
+
+    def encode(turn):
+        started = time.perf_counter()
+        model.encode_queries([new_query(1_000 + 20 * number + turn)])
+        times.append((time.perf_counter() - started) * 1000)
+
     for turn in range(20):
         await call(0, "")
-        started = time.perf_counter()
-        model.encode_queries([f"find the file number {number} {turn}"])
-        times.append((time.perf_counter() - started) * 1000)
+        await asyncio.to_thread(encode, turn)
     return statistics.median(times)
 
 
