@@ -29,6 +29,7 @@ import redis
 from psycopg import sql
 
 from tests.support import parts
+from tests.support.migrated import copy_database
 from tests.support.waiting import scaled, wait_for
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -282,7 +283,10 @@ class Api:
 
 
 class Installation(Api):
-    """`manage.py serve` on a data folder; `with Installation(folder) as toolcrib: ...`."""
+    """`manage.py serve` on a data folder; `with Installation(folder) as toolcrib: ...`.
+
+    A new folder gets a migrated database, or with `migrated=False` nothing.
+    """
 
     def __init__(
         self,
@@ -291,8 +295,10 @@ class Installation(Api):
         *,
         arguments: Sequence[str] = ("serve",),
         cwd: Path = ROOT,
+        migrated: bool = True,
     ) -> None:
         self.data_dir = data_dir
+        self.migrated = migrated
         self.arguments = arguments
         self.cwd = cwd
         self.port = free_port()
@@ -307,11 +313,16 @@ class Installation(Api):
 
     def start(self) -> Self:
         """Start the process and wait for its ready line."""
+        self._prepare()
         self.process = Process(self._argv(*self.arguments), self.env, cwd=self.cwd)
         self.ready_line = self.process.wait_for_line(READY)
         path = self.ready_line.partition("://")[2].partition("/")[2]
         self.setup_url = f"{self.url}/{path}" if path else ""
         return self
+
+    def _prepare(self) -> None:
+        if self.migrated and "DATABASE_URL" not in self.env:
+            copy_database(self.data_dir, self.env)
 
     def _argv(self, *args: str) -> list[str]:
         return [sys.executable, str(ROOT / "manage.py"), *args]
@@ -320,6 +331,7 @@ class Installation(Api):
         self, *args: str, env: Mapping[str, str] | None = None, text: str | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a manage.py command with the same environment."""
+        self._prepare()
         return subprocess.run(
             self._argv(*args),
             env={**self.env, **(env or {})},

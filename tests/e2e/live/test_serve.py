@@ -31,7 +31,7 @@ def add_program(toolcrib: Installation, *argv: str) -> None:
 
 def test_the_first_start_prints_one_line_with_a_working_setup_link(tmp_path):
     folder = tmp_path / "not" / "there" / "yet"
-    with Installation(folder) as toolcrib:
+    with Installation(folder, migrated=False) as toolcrib:
         path = toolcrib.setup_url.removeprefix(toolcrib.url)
         assert path.startswith("/setup/")
         assert toolcrib.process.lines == [f"{READY}http://localhost:{toolcrib.port}{path}"]
@@ -50,7 +50,7 @@ def test_the_first_start_prints_one_line_with_a_working_setup_link(tmp_path):
 
 
 def test_the_setup_link_is_printed_until_there_is_an_admin(tmp_path):
-    toolcrib = Installation(tmp_path / "data")
+    toolcrib = Installation(tmp_path / "data", migrated=False)
     invited = toolcrib.command("invite", "otto@example.org", "--role", "operator")
     assert invited.returncode == 0, "a command makes the tables of a new installation"
     with toolcrib:

@@ -56,7 +56,7 @@ class Unprivileged(Installation):
 
 @pytest.mark.parametrize("filled", [False, True])
 def test_a_read_only_data_folder_is_reported_in_a_sentence(tmp_path, filled):
-    toolcrib = Unprivileged(tmp_path / "data")
+    toolcrib = Unprivileged(tmp_path / "data", migrated=filled)
     if filled:
         assert toolcrib.command("invite", "otto@example.org").returncode == 0
     else:

@@ -22,7 +22,8 @@ class Installed(Installation):
     """`toolcrib serve` of the wheel, in an empty folder, with the user's data folder."""
 
     def __init__(self, programs, home):
-        super().__init__(home / ".local" / "share" / "toolcrib", cwd=home)
+        folder = home / ".local" / "share" / "toolcrib"
+        super().__init__(folder, cwd=home, migrated=False)
         self.programs = programs
         self.env |= {"HOME": str(home), "PATH": f"{programs}{os.pathsep}{os.defpath}"}
         for name in ("TOOLCRIB_DATA", "XDG_DATA_HOME", "PYTHONPATH"):
