@@ -34,7 +34,7 @@ test: $(VENV)/test.stamp
 # And PostgreSQL, Redis, every page in both themes, hostile inputs, crashes, clients.
 test-all: test
 	@$(BIN)/python -m tests.support.parts
-	@$(PYTEST) -m "e2e and not smoke and not on_demand"
+	@$(PYTEST) -m "e2e and not smoke and not on_demand and not bench"
 
 # Every MCP client that is not ours, installed on demand.
 test-clients: $(VENV)/test.stamp
@@ -67,11 +67,12 @@ bench: $(VENV)/test.stamp
 	@$(BIN)/python bench/workers.py
 	@$(BIN)/python bench/faults.py --short
 
-# Kill rounds and the fault table at full length, and long property runs: two hours or more on a
-# machine that does nothing else.
+# Small runs of all benches, kill rounds and the fault table at full length, and long property runs:
+# two hours or more on a machine that does nothing else.
 soak: $(VENV)/test.stamp
 	@$(BIN)/python -m tests.support.parts
 	@MODEL_STEPS=20000 $(BIN)/python -m pytest -q -o timeout=0 tests/sessions_app/sessions/test_session_model.py
+	@$(BIN)/python -m pytest -q -m bench
 	@KILL_ROUNDS=200 $(BIN)/python -m pytest -q -o timeout=0 tests/e2e/live/test_script_kills.py
 	@$(BIN)/python bench/faults.py
 

@@ -1,4 +1,4 @@
-"""Small runs of the benches, and their reports."""
+"""Small runs of the benches (`make soak`), and their reports."""
 
 import argparse
 import json
@@ -54,6 +54,33 @@ def test_real_definitions_are_read_from_a_folder(tmp_path):
     assert sum(map(len, fleet.read_folder(tmp_path, most=2).values())) == 2
 
 
+def test_every_bench_states_its_options():
+    """One process for all: it finds a bench that lacks an import or a part of the product."""
+    program = """
+import contextlib, io, runpy, sys
+for name in sys.argv[1:]:
+    sys.argv[1:] = ["--help"]
+    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
+        runpy.run_path(f"bench/{name}.py", run_name="__main__")
+    assert f"usage: {name}.py" in printed.getvalue(), name
+"""
+    parsing = [path.stem for path in sorted((ROOT / "bench").glob("*.py")) if _has_options(path)]
+    assert {"dispatch", "tokens", "scale"} <= set(parsing)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *parsing],
+        cwd=ROOT,
+        env=clean_environment({"PYTHONPATH": str(ROOT / "bench")}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _has_options(path):
+    return "ArgumentParser(" in path.read_text()
+
+
 def test_a_process_lives_until_its_last_thread_has_exited():
     """Only then is its port free: a restart that came earlier found the port in use."""
     program = (
@@ -78,6 +105,7 @@ def test_a_process_lives_until_its_last_thread_has_exited():
         socket.create_server(("127.0.0.1", port)).close()
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(400)
 def test_tokens_are_reported_for_all_schemas_and_for_a_task_and_match_the_ledger():
     output = run("tokens", "--only", "large", *SMALL)
@@ -91,6 +119,7 @@ def test_tokens_are_reported_for_all_schemas_and_for_a_task_and_match_the_ledger
 
 @pytest.mark.needs_postgres
 @pytest.mark.needs_redis
+@pytest.mark.bench
 @pytest.mark.timeout(400)
 def test_rates_are_reported_for_both_databases_in_one_run():
     output = run("session", "--rounds", "1", "--seconds", "0.3", "--at", "1", "2", *SMALL)
@@ -107,6 +136,7 @@ def test_rates_are_reported_for_both_databases_in_one_run():
             )
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(400)
 def test_every_page_is_timed_with_its_queries_and_its_size():
     sizes = ("--tools", "100", "--groups", "2", "--calls", "1000", "--sessions", "50")
@@ -122,6 +152,7 @@ def test_every_page_is_timed_with_its_queries_and_its_size():
     assert pages["group"]["kB"] > pages["group #board-list"]["kB"] > 1
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(400)
 def test_search_times_are_reported_for_every_ranker_and_for_the_endpoint():
     small = ("--sizes", "60", "--queries", "3", "--endpoint-tools", "60", "--agents", "3")
@@ -132,6 +163,7 @@ def test_search_times_are_reported_for_every_ranker_and_for_the_endpoint():
     assert "p95 of 3 ÷ p50 of one" in output
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(400)
 def test_requests_are_timed_directly_and_through_toolcrib_with_the_raised_limits():
     small = ("--quick", "--seconds", "0.05", "--no-peers")
@@ -182,6 +214,7 @@ def test_the_timed_stages_are_functions_of_the_product():
     assert callable(inside.resolve(inside.LEDGER)[2])
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(400)
 def test_cpu_and_memory_at_rest_are_reported():
     figures = json.loads(run("rest", "--seconds", "1", "--settle", "0", "--json"))
@@ -190,6 +223,7 @@ def test_cpu_and_memory_at_rest_are_reported():
     assert figures["memory_mb"]["resident"] >= figures["memory_mb"]["private"] > 50
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(400)
 def test_costs_are_reported_by_number_of_tools():
     small = ("--sizes", "20", "40", "--rounds", "1", "--requests", "2", "--settle", "0")
@@ -202,6 +236,7 @@ def test_costs_are_reported_by_number_of_tools():
 
 @pytest.mark.needs_postgres
 @pytest.mark.needs_redis
+@pytest.mark.bench
 @pytest.mark.timeout(400)
 def test_calls_per_second_are_reported_by_number_of_web_processes():
     output = run("workers", "--rounds", "1", "--seconds", "0.2", "--at", "2")
@@ -212,6 +247,7 @@ def test_calls_per_second_are_reported_by_number_of_web_processes():
             assert any(row in line and "limited by" in line for line in lines), output
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(400)
 def test_tokens_of_a_script_and_of_the_same_calls_are_reported():
     output = run("scripts", "--rounds", "1", "--calls", "3")
@@ -223,6 +259,7 @@ def test_tokens_of_a_script_and_of_the_same_calls_are_reported():
     assert any(line[5:].startswith("a call inside a script") for line in lines), output
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(400)
 def test_the_lag_beside_hostile_scripts_is_reported_with_that_of_an_idle_process():
     output = run("script_lag", "--scripts", "3")
@@ -233,6 +270,7 @@ def test_the_lag_beside_hostile_scripts_is_reported_with_that_of_an_idle_process
     assert any(line[5:].startswith("event-loop lag above") for line in output.splitlines()), output
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(400)
 def test_stubs_of_the_tools_in_a_folder_are_timed_and_checked(tmp_path):
     schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
@@ -249,6 +287,7 @@ def test_stubs_of_the_tools_in_a_folder_are_timed_and_checked(tmp_path):
         assert f"OK   {checker} checks 3 tools\n" in output or f"{checker} is not" in output
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(400)
 def test_rules_are_reported_with_their_ratio_to_a_call_without_rules():
     output = run("rules", "--rounds", "1", "--calls", "5", "--rules", "10", "--json")

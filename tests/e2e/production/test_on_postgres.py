@@ -27,7 +27,8 @@ SELECTED = {
     "agents": [
         "sessions_app/sessions/test_endpoint.py",
         "sessions_app/dispatch/test_authorization.py",
-        "sessions_app/mcp",
+        "sessions_app/mcp/test_processes.py",
+        "sessions_app/mcp/test_sessions.py",
     ],
     "pages": ["sessions_app/usage/test_views.py", "sessions_app/usage/test_call_stats.py"],
 }
@@ -35,10 +36,11 @@ SELECTED = {
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("subject", SELECTED)
-def test_the_tests_of_the_apps_pass_on_postgresql(subject, postgres):
-    url = postgres.create(f"{subject.replace(' ', '_')}_tests")
+def test_the_tests_of_the_apps_pass_on_postgresql(subject, postgres, migrated):
+    url = postgres.create(subject)
+    postgres.create(f"test_{subject}", template=migrated)  # the database of its tests
     chosen = [f"tests/{name}" for name in SELECTED[subject]]
-    quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--reuse-db"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *quiet, "--no-header", *chosen],
         cwd=ROOT,
