@@ -428,8 +428,8 @@ def test_a_client_that_is_slow_with_its_body_or_response_holds_no_slot(slow):
             return {"type": "http.disconnect"}
 
         def slow_request(key: str) -> Any:
-            receive, send = empty_body(), AsgiResponse().send
-            receive, send = (block, send) if slow == "its body" else (receive, block)
+            receive = block if slow == "its body" else empty_body()
+            send = AsgiResponse().send if slow == "its body" else block
             return router(scope("GET", path, authorization=key), receive, send)
 
         tasks = [asyncio.create_task(slow_request(key)) for key in keys for _ in range(2)]
