@@ -180,7 +180,12 @@ def _notify() -> None:
 
 def sentence(entry: AuditEntry) -> str:
     """Render an entry as a sentence: actor, action, object."""
-    return f"{entry.actor_label} " + SENTENCES[entry.verb].format(target=entry.target_label)
+    return f"{entry.actor_label} {wording(entry.verb).format(target=entry.target_label)}"
+
+
+def wording(verb: str) -> str:
+    """Return the sentence of a verb; one of another version, or edited by SQL, is shown as it is."""
+    return SENTENCES.get(verb) or verb.replace("{", "{{").replace("}", "}}") + " {target}"
 
 
 def as_record(entry: AuditEntry) -> dict[str, object]:
