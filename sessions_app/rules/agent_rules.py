@@ -103,7 +103,7 @@ def decide(
 
 
 def _is_first_use(cursor: LedgerCursor, entry: CallRow) -> bool:
-    if entry.agent_id is None:
+    if entry.agent_id is None or entry.tool_id is None:  # a prompt or a resource is no tool
         return False
     sql = f"SELECT 1 FROM {USE} WHERE agent_id = %s AND tool_id = %s"  # noqa: S608
     return cursor.fetch_one(sql, (entry.agent_id, entry.tool_id)) is None
