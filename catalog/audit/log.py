@@ -184,7 +184,7 @@ def sentence(entry: AuditEntry) -> str:
 
 
 def wording(verb: str) -> str:
-    """Return the sentence of a verb; one of another version, or edited by SQL, is shown as it is."""
+    """Return the sentence of a verb. One that is unknown, or was edited by SQL, stays as it is."""
     return SENTENCES.get(verb) or verb.replace("{", "{{").replace("}", "}}") + " {target}"
 
 

@@ -226,9 +226,10 @@ def test_an_entry_with_an_unknown_verb_is_shown_as_it_is(signed_in, forecast):
     with connection.cursor() as cursor:
         cursor.execute("UPDATE catalog_auditentry SET verb = 'tool.{x}'")
 
-    assert "ada@example.org tool.{x} weather__get_forecast" in json.loads(
-        signed_in.get("/audit/export.json").content
-    )["entries"][0]["sentence"]
+    assert (
+        "ada@example.org tool.{x} weather__get_forecast"
+        in json.loads(signed_in.get("/audit/export.json").content)["entries"][0]["sentence"]
+    )
     assert "weather__get_forecast" in text_of(signed_in.get("/audit"))
 
 
