@@ -75,7 +75,8 @@ def test_the_story_of_a_call_from_the_rule_to_the_verified_audit_log(
         chained = {"holds": True, "pending": 0, "problem": ""}
         wait_for(lambda: chained.items() <= _audit_chain(toolcrib).items(), 30)
         page.goto("/audit")
-        for words in ("created the rule", "allowed the call"):
+        steps = ("created the rule", "held the call", "allowed the call", "fetched the result")
+        for words in steps:
             expect(page.locator("#entries")).to_contain_text(words)
         expect(page.get_by_text("chained entries verified")).to_be_visible()
         take_pictures(page, "story-5-audit")
