@@ -14,7 +14,7 @@ from catalog import cache
 from catalog.cache import CachedTool, CatalogCache, memoize_per_revision
 from sessions_app.ledger.calls import READ, READ_REFRESH, USE
 from sessions_app.ledger.writer import CallRow, LedgerCursor
-from sessions_app.models import Rule
+from sessions_app.models import CallPath, Rule
 from sessions_app.rules.evaluation import (
     CompiledRule,
     Decision,
@@ -60,6 +60,11 @@ class AgentRules:
         subject = Subject(frozenset({name}), server, groups, annotations)
         rules = tuple(rule for rule in self.rules if rule.concerns_tool(subject))
         return match_rules(rules, arguments, "direct") if rules else []
+
+
+def origin_of(path: str) -> str:
+    """Return the origin of a call for rules."""
+    return "script" if path == CallPath.SCRIPT else "direct"
 
 
 def subject_of(tool: CachedTool, groups: dict[int, frozenset[int]]) -> Subject:
