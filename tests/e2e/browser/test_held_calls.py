@@ -134,7 +134,7 @@ def test_a_person_decides_about_calls_and_the_agent_gets_the_results(
         # Words that are being typed survive the refresh of the list.
         item.get_by_label("Your words to the agent").fill("Only today.")
         item.get_by_label("Your words to the agent").blur()  # no refresh while somebody types
-        second = session.call("get_forecast", {"city": "Rome" + "x" * 3_000 + " and Paris"})
+        second = session.call("get_forecast", {"city": "Rome" + "x" * 9_000 + " and Paris"})
         expect(page.locator(f"#{second['call_id']}")).to_be_visible()
         expect(item.get_by_label("Your words to the agent")).to_have_value("Only today.")
         item.get_by_role("button", name="Allow once").click()
@@ -144,7 +144,10 @@ def test_a_person_decides_about_calls_and_the_agent_gets_the_results(
 
         other = page.locator(f"#{second['call_id']}")
         arguments = other.locator(".code pre")
-        assert arguments.evaluate("each => each.scrollWidth <= each.clientWidth")
+        size = (
+            "each => [each.scrollWidth - each.clientWidth, each.scrollHeight - each.clientHeight]"
+        )
+        assert arguments.evaluate(size) == [0, 0]  # nothing of it is out of sight
         other.get_by_label("Your words to the agent").fill("Rome is <b>closed</b>.")
         other.get_by_role("button", name="Deny").click()
         expect(page.get_by_text("Denied weather__get_forecast.")).to_be_visible()
