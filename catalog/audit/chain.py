@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from django.conf import settings
-from django.db import connection, transaction
+from django.db import DataError, OperationalError, connection, transaction
 from django.db.models import Count, Max
 
 from catalog.audit import seal as seals
@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 ADVISORY_LOCK = 0x746F6F6C  # of PostgreSQL; any number that nothing else uses
 BATCH = 500
+# Reading an entry raises one of these if its columns were filled with values of other types.
+UNREADABLE = (ValueError, TypeError, AttributeError, OverflowError, DataError, OperationalError)
 LINK_SQL = "UPDATE catalog_auditentry SET position = %s, link = %s WHERE id = %s"
 SIGN_SQL = "UPDATE catalog_auditentry SET mac = %s, link = %s WHERE id = %s"
 
@@ -216,6 +218,18 @@ class Verification:
         return text
 
 
+def _find_unreadable() -> int | None:
+    """Return the id of the first entry with a value that does not fit its column, if any."""
+    for pk in _rows().order_by("id").values_list("id", flat=True):
+        try:
+            entry = _rows().get(pk=pk)
+            content(entry, "")
+            [int(entry.position or 0), entry.mac.encode(), entry.link.encode()]
+        except UNREADABLE:
+            return int(pk)
+    return None
+
+
 class _Bad(Exception):
     def __init__(self, problem: str, entry: int | None = None) -> None:
         super().__init__(problem)
@@ -224,14 +238,19 @@ class _Bad(Exception):
 
 def verify(newest: int | None = None) -> Verification:
     """Verify the chain, or its newest entries only, and find the first bad entry."""
-    walk = _Walk(newest)
+    walk = _Walk()
     problem, bad = "", None
     try:
-        walk.run()
+        walk.run(newest)
     except _Bad as found:
         problem, bad = found.problem, found.entry
     except SealUnreadable as error:
         problem = error.sentence
+    except UNREADABLE:
+        bad = _find_unreadable()
+        if bad is None:
+            raise
+        problem = f"Entry {bad} contains values that Toolcrib does not write."
     return Verification(
         verified=walk.verified,
         last=walk.last,
@@ -246,15 +265,15 @@ def verify(newest: int | None = None) -> Verification:
 class _Walk:
     """One pass over the chain from its start, or from the newest entries on."""
 
-    def __init__(self, newest: int | None) -> None:
+    def __init__(self) -> None:
         self.keys = audit_keys()
-        highest = _rows().aggregate(highest=Max("position"))["highest"] or 0
-        self.start = max(highest - newest, 0) if newest else 0
-        self.verified = 0
+        self.start = self.verified = 0
         self.last: AuditEntry | None = None
 
-    def run(self) -> None:
+    def run(self, newest: int | None) -> None:
         seal = seals.read()  # first, since the chain grows meanwhile
+        highest = _rows().aggregate(highest=Max("position"))["highest"] or 0
+        self.start = max(highest - newest, 0) if newest else 0
         previous, position = self._links_at_start(), self.start
         rows = _rows(position__gt=self.start).order_by("position", "id")
         for entry in rows.iterator(BATCH):
@@ -308,6 +327,9 @@ class _Walk:
             raise _Bad("Entries from before the chain were changed, added or removed.")
 
     def _check_new(self) -> None:
+        misplaced = _rows(position__lt=0).order_by("id").first()
+        if misplaced is not None:
+            raise _Bad(f"Entry {misplaced.pk} was not recorded by Toolcrib.", misplaced.pk)
         for entry in _rows(position=None).order_by("id").iterator(BATCH):
             if not is_signed(entry, self.keys):
                 raise _Bad(f"Entry {entry.pk} was not recorded by Toolcrib.", entry.pk)

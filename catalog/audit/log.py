@@ -45,8 +45,12 @@ SENTENCES = {
     "tool.custom.delete": "deleted custom tool {target}",
     "tool.hint.add": "added a search alias to {target}",
     "tool.hint.remove": "removed a search alias from {target}",
+    "call.hold": "held the call {target}",
     "call.allow": "allowed the call {target}",
     "call.deny": "denied the call {target}",
+    "call.expire": "expired the held call {target}",
+    "call.refuse": "refused the allowed call {target}",
+    "call.fetch": "fetched the result of the call {target}",
     "grant.delete": "ended the grant {target}",
     "tool.hint.accept": "accepted a search hint from use of {target} for all agents",
     "tool.hint.import": "imported search hints of {target}",
@@ -180,7 +184,12 @@ def _notify() -> None:
 
 def sentence(entry: AuditEntry) -> str:
     """Render an entry as a sentence: actor, action, object."""
-    return f"{entry.actor_label} " + SENTENCES[entry.verb].format(target=entry.target_label)
+    return f"{entry.actor_label} {wording(entry.verb).format(target=entry.target_label)}"
+
+
+def wording(verb: str) -> str:
+    """Return the sentence of a verb. One that is unknown, or was edited by SQL, stays as it is."""
+    return SENTENCES.get(verb) or verb.replace("{", "{{").replace("}", "}}") + " {target}"
 
 
 def as_record(entry: AuditEntry) -> dict[str, object]:

@@ -13,7 +13,7 @@ from django.db.models import Q, QuerySet
 from django.http import QueryDict
 
 from catalog.audit import SENTENCES
-from catalog.audit.log import as_record
+from catalog.audit.log import as_record, wording
 from catalog.models import AuditEntry
 from toolcrib.lib.request import facet, number, text
 from toolcrib.lib.text import escape_formula
@@ -106,7 +106,7 @@ class AuditRow:
 
     @classmethod
     def from_entry(cls, entry: AuditEntry) -> "AuditRow":
-        action, _, suffix = SENTENCES[entry.verb].partition("{target}")
+        action, _, suffix = wording(entry.verb).partition("{target}")
         return cls(entry, action.strip(), suffix.strip())
 
     @property

@@ -22,7 +22,7 @@ class AuditEntry(models.Model):
     """
 
     at = models.DateTimeField(default=timezone.now)
-    actor_kind = models.CharField(max_length=10)  # user, token, system, command
+    actor_kind = models.CharField(max_length=10)  # user, token, agent, system, command
     actor_id = models.BigIntegerField(null=True, blank=True)
     actor_label = models.CharField(max_length=200)
     verb = models.CharField(max_length=60)

@@ -33,8 +33,13 @@ _LAUNCHERS = frozenset([
     "yarn", "pip", "uv", "pipx", "poetry", "pipenv", "pdm", "hatch", "rye", "conda", "mamba",
     "bundle", "gem", "composer", "mvn", "gradle", "ant", "kubectl", "oc", "helm", "osascript",
     "cmd", "powershell", "pwsh", "wscript", "cscript", "rundll", "dotnet", "swift", "dart",
-    "kotlin", "scala", "docker-compose",
+    "kotlin", "scala", "docker-compose", "start-stop-daemon", "runcon", "numactl", "prlimit",
+    "setarch", "proxychains", "torsocks", "dbus-run-session", "volta", "fnm", "nvm", "mise", "asdf",
+    "direnv", "man", "tcpdump", "wget", "curl", "gpg", "ssh-keygen", "ssh-agent", "dpkg", "apt",
+    "apt-get", "rpm", "dnf", "yum", "uvicorn", "gunicorn", "hypercorn", "flask", "celery", "pytest",
+    "ipython", "jupyter", "osqueryi", "swipl", "m4", "jq", "ffmpeg", "gtester", "logrotate",
 ])  # fmt: skip
+_LOADER = re.compile(r"ld(?:-[\w-]+)?\.so|ld-(?:linux|musl)")  # runs a program, with any library
 # Interpreter -> the options that may precede its script; all others are not parsed.
 _INTERPRETERS = {
     **dict.fromkeys(SHELLS - {"cmd", "powershell", "pwsh", "busybox"}, None),
@@ -73,7 +78,12 @@ _CODE_OPTIONS = frozenset([
     "c", "e", "x", "r", "m", "eval", "exec", "execute", "command", "cmd", "call", "run",
     "script", "shell", "code", "program", "entrypoint", "require", "import", "loader",
     "preload", "plugin", "hook", "init-command", "rsh", "to-command", "checkpoint-action",
-    "use-compress-program", "interpreter",
+    "use-compress-program", "interpreter", "exec-path", "command-line", "shell-command",
+    "pre-command", "post-command", "pre-invoke", "post-invoke", "on-start", "startas", "wrapper",
+    "init-file", "rcfile", "node-options", "node-args", "java-options", "javaagent", "agentlib",
+    "agentpath", "classpath", "class-path", "cp", "library-path", "module-path", "pythonpath",
+    "app-dir", "audit", "extension", "load-extension", "load-module", "hooks", "hooks-dir",
+    "pager", "editor", "browser", "askpass", "use-askpass", "agent-program", "import-map",
 ])  # fmt: skip
 
 
@@ -110,7 +120,8 @@ def misplaced_variable(arg: str) -> Invalid:
 
 def _find_program(argv: Sequence[str], at: int) -> tuple[int, set[int]]:
     """Return the position of the server program or script, and the values allowed before it."""
-    if at >= len(argv) or PLACEHOLDER.search(argv[at]):
+    # An option that the launcher's parser does not know may run code, as env -C folder -S words.
+    if at >= len(argv) or PLACEHOLDER.search(argv[at]) or argv[at].startswith("-"):
         raise _Unparsed
     name = _family(argv[at])
     if name == "env":
@@ -126,7 +137,7 @@ def _find_program(argv: Sequence[str], at: int) -> tuple[int, set[int]]:
         run = _skip(argv, at + 1, None, _RUNNER_VALUES)
         if argv[run] == "run":
             return _find_program(argv, _skip(argv, run + 1, _RUNNER_FLAGS, _RUNNER_VALUES))
-    if name in _LAUNCHERS:
+    if name in _LAUNCHERS or _LOADER.match(name):
         raise _Unparsed
     if name in _INTERPRETERS:
         return _find_script(argv, at + 1, name), set()
@@ -232,10 +243,12 @@ def _is_value(argv: Sequence[str], program: int, position: int) -> bool:
 
 
 def _is_plain_option(name: str) -> bool:
-    return name.lstrip("-").lower() not in _CODE_OPTIONS
+    return name.lstrip("-").lower().replace("_", "-") not in _CODE_OPTIONS
 
 
 def _starts_programs(word: str) -> bool:
     name = _family(word)
     first_words = {runner.split()[0] for runner in _RUNNERS}
-    return name in _LAUNCHERS | CONTAINERS | first_words | {"env"} or name in _INTERPRETERS
+    if name in _LAUNCHERS | CONTAINERS | first_words | {"env"}:
+        return True
+    return name in _INTERPRETERS or bool(_LOADER.match(name))

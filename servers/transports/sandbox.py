@@ -41,6 +41,11 @@ class Sandbox:
     reason: str = ""  # why Landlock is not used
 
     @property
+    def is_root(self) -> bool:
+        """Return whether programs run as root, which Landlock restricts but does not confine."""
+        return self.user is None and os.geteuid() == 0
+
+    @property
     def protects_data(self) -> bool:
         return self.landlock or self.user is not None
 
@@ -52,6 +57,10 @@ class Sandbox:
             parts.append("No access to Toolcrib's data folder and keys (Landlock).")
         if self.user:
             parts.append(f"Runs as the user {self.user.pw_name}.")
+        if self.landlock and self.is_root:
+            parts.append(
+                "Runs as root, which could get around this by changing files of the system."
+            )
         if not self.protects_data:
             parts.append("The program can read Toolcrib's keys and database.")
         return " ".join([*parts, self.reason]).strip()

@@ -234,7 +234,7 @@ async def run_process(
     argv: Sequence[str], *, cwd: str, env: Mapping[str, str], redact: Callable[[str], str]
 ) -> AsyncIterator[StdioProcess]:
     restrictions = sandbox.current()
-    if not restrictions.protects_data:
+    if not restrictions.protects_data or restrictions.is_root:
         sandbox.warn_once(restrictions.sentence)
     full_env = sandbox.prepare(restrictions, env)
     program = find_program(argv, cwd, full_env)

@@ -1,7 +1,8 @@
 """Prompts, resources and completions of a session: found in its scope, sent, recorded.
 
 The same way as calls (dispatcher.py): authorization, limits, rules and ledger. A rule that would
-hold denies here, since nobody waits for a prompt or a resource.
+hold denies here, since nobody waits for a prompt or a resource. Completions and subscriptions are
+not recorded as calls; rules decide them too, since their values reach a server.
 """
 
 from dataclasses import dataclass, field
@@ -20,8 +21,13 @@ from sessions_app.dispatch import authorization as authorizations
 from sessions_app.dispatch import dispatcher, planner
 from sessions_app.dispatch.authorization import SERVER_COLUMNS, Authorization, Caller, Outdated
 from sessions_app.dispatch.planner import CallFinishedLocally, CallPlan, CallRejected
+from sessions_app.held_calls.grants import GrantCheck
+from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger.calls import CallResponse
+from sessions_app.ledger.writer import LedgerCursor
 from sessions_app.models import CallPath, RuleEffect
+from sessions_app.rules import agent_rules
+from sessions_app.rules.evaluation import Decision
 from sessions_app.sessions.scope import SessionScope
 from toolcrib.lib.payloads import check_value, stored_arguments, strictest_storage
 
@@ -236,10 +242,36 @@ async def find_watched(caller: Caller, uri: str) -> tuple[CallTarget, str]:
         if "subscribe" not in found.server.capabilities:
             raise UnknownFeature("This server does not report changes of resources.")
         target, _, _ = await _upstream_target(authorization, found.server)
-        await authorization.commit(lambda _: None)
+        await _permit(authorization, found, {"uri": uri})
         return target, found.key
 
     return await authorizations.run_authorized(caller, attempt)
+
+
+async def _permit(
+    authorization: Authorization,
+    found: Target,
+    arguments: dict[str, Any],
+    *,
+    returns_data: bool = False,
+) -> None:
+    """Commit a request that is not recorded as a call, if no rule denies or holds it.
+
+    `returns_data`: the session counts as given results of the server, for rules on data flow.
+    """
+    matches = _match_rules(authorization, found, arguments)
+    entry = planner.new_row(found.name, str(CallPath.RESOURCE))
+    entry.session_id, entry.agent_id = authorization.session_pk, authorization.agent.pk
+    entry.server_slug = found.server.slug
+
+    def write(cursor: LedgerCursor) -> Decision | None:
+        decision = agent_rules.decide(cursor, matches, entry, GrantCheck().covers)
+        if decision is None and returns_data:
+            call_ledger.record_use(cursor, entry, entry.accepted_at)
+        return decision
+
+    if (decision := await authorization.commit(write)) is not None:
+        raise planner.denial(found.name, decision)
 
 
 # --- Completion -----------------------------------------------------------------------------------
@@ -253,11 +285,11 @@ async def complete(caller: Caller, params: dict[str, Any]) -> CallOutcome:
         nonlocal counted_limit
         check_value(params, "")
         counted_limit = await rate_limits.count_once(authorization.agent, "searches", counted_limit)
-        server, reference = _reference(authorization.scope, params.get("ref") or {})
-        if "completions" not in server.capabilities:
+        found, reference = _reference(authorization.scope, params.get("ref") or {})
+        if "completions" not in found.server.capabilities:
             raise UnknownFeature("This server does not complete arguments.")
-        target, _, _ = await _upstream_target(authorization, server)
-        await authorization.commit(lambda _: None)
+        target, _, _ = await _upstream_target(authorization, found.server)
+        await _permit(authorization, found, _completed_arguments(params), returns_data=True)
         sent: dict[str, Any] = {
             name: params[name] for name in ("argument", "context") if name in params
         }
@@ -267,11 +299,19 @@ async def complete(caller: Caller, params: dict[str, Any]) -> CallOutcome:
     return await upstream_calls.call(target, "", sent, timeout=COMPLETION_SECONDS, method=COMPLETE)
 
 
-def _reference(
-    scope: SessionScope, reference: dict[str, Any]
-) -> tuple[CachedServer, dict[str, Any]]:
+def _reference(scope: SessionScope, reference: dict[str, Any]) -> tuple[Target, dict[str, Any]]:
     if reference.get("type") == "ref/prompt":
         found = find_prompt(scope, str(reference.get("name", "")))
-        return found.server, {**reference, "name": found.key}
+        return found, {**reference, "name": found.key}
     server, feature = find_template(scope, str(reference.get("uri", "")))
-    return server, {**reference, "uri": feature.key}
+    return Target(server, feature.name, feature.key), {**reference, "uri": feature.key}
+
+
+def _completed_arguments(params: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a completion sends, as the request for the prompt would."""
+    context, argument = params.get("context"), params.get("argument")
+    known = context.get("arguments") if isinstance(context, dict) else None
+    arguments = dict(known) if isinstance(known, dict) else {}
+    if isinstance(argument, dict) and isinstance(argument.get("name"), str):
+        arguments[argument["name"]] = argument.get("value")
+    return arguments

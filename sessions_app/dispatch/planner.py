@@ -23,7 +23,7 @@ from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger.calls import THIS_PROCESS, CallResponse, CallResult
 from sessions_app.ledger.writer import CallRow, Row
 from sessions_app.models import CallPath, CallState, RuleEffect, new_call_id
-from sessions_app.rules.agent_rules import AgentRules
+from sessions_app.rules.agent_rules import AgentRules, origin_of
 from sessions_app.rules.evaluation import Decision, Match
 from sessions_app.sessions import loading, scope
 from toolcrib.lib.errors import Invalid, ToolcribError
@@ -54,7 +54,7 @@ class CallRequest:
     @property
     def origin(self) -> str:
         """What rules see: `direct` or `script`."""
-        return "script" if self.path == CallPath.SCRIPT else "direct"
+        return origin_of(self.path)
 
     def check(self) -> None:
         """Raise Invalid for what cannot be stored or sent on."""

@@ -13,7 +13,7 @@ from django.utils import timezone
 from catalog import audit
 from sessions_app.dispatch.authorization import Authorization, Outdated
 from sessions_app.held_calls import answers
-from sessions_app.held_calls.ending import end_call
+from sessions_app.held_calls.ending import audit_details, end_call
 from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger import writer as ledger_writer
 from sessions_app.ledger.calls import CallResponse, KeyInProgress
@@ -34,7 +34,7 @@ from sessions_app.rules.evaluation import Decision
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
 from toolcrib.lib.json_codec import canonical, digest
 from toolcrib.lib.payloads import parse_arguments
-from toolcrib.lib.roles import Actor
+from toolcrib.lib.roles import SYSTEM, Actor
 
 if TYPE_CHECKING:
     from sessions_app.dispatch.planner import CallFinishedLocally, CallPlan, CallRequest
@@ -114,6 +114,7 @@ def _hold(
         at=now,
     )
     AgentSession.objects.filter(pk=session).update(holds_version=F("holds_version") + 1)
+    audit.record(SYSTEM, "call.hold", call, after=audit_details(call))
     return response
 
 
@@ -264,12 +265,7 @@ def _record(call: Call, verb: str, comment: str, actor: Actor, grant: Grant | No
     HeldCall.objects.filter(call=call).update(
         decided_at=now, decided_by=actor.label[:200], comment=comment
     )
-    after: dict[str, object] = {
-        "tool": call.tool_name,
-        "agent": call.agent.name if call.agent else "",
-        "session": call.session.session_id if call.session else "",
-        "rule": call.hold.rule_name,
-    }
+    after = audit_details(call)
     after |= {"comment": comment} if comment else {}
     after |= {"grant": grant.grant_id, "tools": grant.tools} if grant else {}
     audit.record(actor, verb, call, before={"state": "held"}, after=after)

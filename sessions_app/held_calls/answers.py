@@ -7,14 +7,18 @@ dies, or the connection breaks, the answer can be fetched again.
 from dataclasses import replace
 from datetime import timedelta
 
+from django.db import transaction
 from django.utils import timezone
 
+from catalog import audit
+from sessions_app.held_calls.ending import audit_details
 from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger.calls import THIS_PROCESS, CallResponse
 from sessions_app.models import UNFINISHED, Agent, AgentSession, Call, HeldCall, SessionState
 from sessions_app.models.encryption import decrypt_text
 from toolcrib.lib.errors import NotFound
 from toolcrib.lib.process_identity import is_dead
+from toolcrib.lib.roles import SYSTEM, Actor
 
 SENDING_SECONDS = 10.0  # after which an answer that has not arrived can be fetched again
 
@@ -64,7 +68,11 @@ def is_being_fetched(hold: HeldCall) -> bool:
     return not is_dead(hold.sender)
 
 
+@transaction.atomic
 def confirm_arrival(held_call: int) -> None:
-    """Delete an answer that the agent has received."""
+    """Delete an answer that the agent has received, and record that in the audit log."""
     rows = HeldCall.objects.filter(pk=held_call, fetched_at=None)
-    rows.update(fetched_at=timezone.now(), answer="", request="")
+    if rows.update(fetched_at=timezone.now(), answer="", request=""):
+        call = Call.objects.select_related("hold", "agent", "session").get(hold=held_call)
+        actor = Actor("agent", call.agent.name, call.agent.pk) if call.agent else SYSTEM
+        audit.record(actor, "call.fetch", call, after=audit_details(call) | {"state": call.state})

@@ -5,17 +5,20 @@ from datetime import datetime
 from django.db import connection, transaction
 from django.utils import timezone
 
+from catalog import audit
 from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger.calls import CallResult
 from sessions_app.ledger.writer import CallRow, LedgerCursor
 from sessions_app.models import WAITING, AgentSession, Call, CallState, HeldCall
+from toolcrib.lib.roles import SYSTEM
 from toolcrib.lib.token_counter import count
 
 BATCH = 500
+VERBS = {CallState.EXPIRED: "call.expire", CallState.REFUSED: "call.refuse"}  # others: decisions
 EXPIRED_HINT = "Ask your operator before calling it again."
 
 
-def end_call(call: Call, state: str, message: str, *, code: str, hint: str = "") -> None:
+def end_call(call: Call, state: CallState, message: str, *, code: str, hint: str = "") -> None:
     """Write the result of a call that is not executed. Its row is locked by the caller."""
     text = f"{message}\n{hint}".strip()
     result = CallResult.of_text(
@@ -27,6 +30,19 @@ def end_call(call: Call, state: str, message: str, *, code: str, hint: str = "")
         cursor = LedgerCursor(connection)
         call_ledger.write_result(cursor, entry, result, response, is_accepted=True)
     HeldCall.objects.filter(call=call.pk).update(request="")
+    if state in VERBS:
+        audit.record(SYSTEM, VERBS[state], call, after=audit_details(call) | {"reason": message})
+
+
+def audit_details(call: Call) -> dict[str, object]:
+    """Return what the audit log says about a call that is or was held."""
+    hold: HeldCall | None = getattr(call, "hold", None)  # a restored backup has none
+    return {
+        "tool": call.tool_name,
+        "agent": call.agent.name if call.agent else "",
+        "session": call.session.session_id if call.session else "",
+        "rule": hold.rule_name if hold else "",
+    }
 
 
 def expire_session_calls(session: AgentSession) -> None:

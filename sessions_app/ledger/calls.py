@@ -404,7 +404,7 @@ def write_result(
         if result.quoted_definition is not None and entry.tool_id is not None:
             cursor.set_shown_definition(entry.session_id, entry.tool_id, *result.quoted_definition)
     if entry.sent_at is not None or result.state == CallState.CLIENT:
-        _record_use(cursor, entry, now)
+        record_use(cursor, entry, now)
     if entry.idempotency_key is not None and entry.pk is not None:
         cursor.store_answer(entry.pk, response.as_json(), now)
     return True
@@ -433,7 +433,7 @@ RECORD_USE = (
 )
 
 
-def _record_use(cursor: LedgerCursor, entry: CallRow, now: datetime) -> None:
+def record_use(cursor: LedgerCursor, entry: CallRow, now: datetime) -> None:
     """Record for rules what a session has read and an agent has used, unless it is known."""
     agent, session, server = entry.agent_id, entry.session_id, entry.server_slug
     if agent is None or session is None:

@@ -135,7 +135,7 @@ class Call(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.call_id} {self.tool_name} {self.state}"
+        return f"{self.call_id} {self.tool_name}"
 
     @property
     def duration_ms(self) -> int | None:

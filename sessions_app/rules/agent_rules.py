@@ -14,7 +14,7 @@ from catalog import cache
 from catalog.cache import CachedTool, CatalogCache, memoize_per_revision
 from sessions_app.ledger.calls import READ, READ_REFRESH, USE
 from sessions_app.ledger.writer import CallRow, LedgerCursor
-from sessions_app.models import Rule
+from sessions_app.models import CallPath, Rule
 from sessions_app.rules.evaluation import (
     CompiledRule,
     Decision,
@@ -62,6 +62,11 @@ class AgentRules:
         return match_rules(rules, arguments, "direct") if rules else []
 
 
+def origin_of(path: str) -> str:
+    """Return the origin of a call for rules."""
+    return "script" if path == CallPath.SCRIPT else "direct"
+
+
 def subject_of(tool: CachedTool, groups: dict[int, frozenset[int]]) -> Subject:
     names = {tool.name, tool.original_name, *tool.former_names}
     if tool.server:
@@ -103,7 +108,7 @@ def decide(
 
 
 def _is_first_use(cursor: LedgerCursor, entry: CallRow) -> bool:
-    if entry.agent_id is None:
+    if entry.agent_id is None or entry.tool_id is None:  # a prompt or a resource is no tool
         return False
     sql = f"SELECT 1 FROM {USE} WHERE agent_id = %s AND tool_id = %s"  # noqa: S608
     return cursor.fetch_one(sql, (entry.agent_id, entry.tool_id)) is None

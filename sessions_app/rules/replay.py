@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from catalog import cache
 from sessions_app.models import AgentSession, Call, SessionRead, ToolUse
-from sessions_app.rules.agent_rules import AGENT_FLOW, groups_by_tool, subject_of
+from sessions_app.rules.agent_rules import AGENT_FLOW, groups_by_tool, origin_of, subject_of
 from sessions_app.rules.evaluation import (
     CompiledRule,
     Subject,
@@ -33,7 +33,7 @@ BATCH = 500
 MASK = "***"
 COLUMNS = (
     *("pk", "call_id", "tool_id", "tool_name", "server_slug", "agent_id", "session_id"),
-    "accepted_at",
+    *("accepted_at", "path"),
 )
 
 
@@ -47,6 +47,11 @@ class RecordedCall:
     agent_id: int | None
     session_id: int | None
     accepted_at: datetime
+    path: str
+
+    @property
+    def origin(self) -> str:
+        return origin_of(self.path)
 
 
 @dataclass
@@ -84,7 +89,7 @@ def replay(rule: CompiledRule, days: int) -> Replay:
     for call, arguments in _with_arguments(rule, by_history):
         if arguments is None:
             found.undecidable += 1
-        elif matches := match_rules([rule], arguments, "direct"):
+        elif matches := match_rules([rule], arguments, call.origin):
             matching.append((call, matches[0].effect))
     found.matched = len(matching)
     found.held = sum(effect == "hold" for _, effect in matching)

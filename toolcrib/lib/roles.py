@@ -23,7 +23,7 @@ R = TypeVar("R", bound=HttpResponseBase)
 class Actor:
     """The author of a change, as a value: the audit log stays readable after a user is deleted."""
 
-    kind: str  # user, token, command, system
+    kind: str  # user, token, agent, command, system
     label: str
     id: int | None = None
 

@@ -74,6 +74,29 @@ def test_an_edited_field_is_found_and_its_entry_named(entries, change):
     assert chain.verify().last == entries[1]
 
 
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="other databases check types")
+@pytest.mark.parametrize(
+    "change",
+    [
+        "at = 'garbage'",
+        "at = '9999-99-99 00:00:00'",
+        "actor_label = x'ff00'",
+        "actor_label = CAST(x'ff' AS TEXT)",
+        "after = x'ff'",
+        "after = 'NaN'",
+        "position = 'garbage'",
+        "link = x'ff'",
+    ],
+)
+def test_a_field_of_another_type_is_found_and_its_entry_named(entries, change):
+    """A value that cannot be read must not end the verification with a traceback."""
+    sql("PRAGMA ignore_check_constraints = ON")
+    sql("UPDATE catalog_auditentry SET " + change + " WHERE id = %s", entries[2].pk)  # noqa: S608
+    sql("PRAGMA ignore_check_constraints = OFF")
+
+    assert bad_entry() == entries[2].pk
+
+
 def test_a_deleted_entry_is_found(entries):
     sql("DELETE FROM catalog_auditentry WHERE id = %s", entries[2].pk)
 
@@ -116,7 +139,7 @@ def test_an_inserted_entry_is_found_and_never_chained(entries):
     assert bad_entry() == inserted.pk
 
 
-@pytest.mark.parametrize("position", [0, 6])
+@pytest.mark.parametrize("position", [0, 6, -1])
 def test_an_inserted_entry_with_a_position_is_found(entries, position):
     sql(
         "INSERT INTO catalog_auditentry (at, actor_kind, actor_label, verb, target_kind, "
@@ -129,6 +152,7 @@ def test_an_inserted_entry_with_a_position_is_found(entries, position):
 
     inserted = AuditEntry.objects.get(actor_label="Mallory")
     assert chain.verify().entry == (inserted.pk if position else entries[0].pk)
+    assert chain.verify(newest=2).holds is (position == 0)
 
 
 def test_a_copied_entry_is_found_even_if_the_constraint_was_dropped(entries):

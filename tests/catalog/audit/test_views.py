@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 from datetime import UTC, datetime
 
@@ -217,6 +218,19 @@ def test_the_page_names_the_first_changed_entry_and_where_the_chain_holds(signed
 
     assert "The audit log was changed outside Toolcrib." in page
     assert f"holds up to entry {rows[0].pk}. Entry {rows[1].pk} was changed" in page
+
+
+def test_an_entry_with_an_unknown_verb_is_shown_as_it_is(signed_in, forecast):
+    """Edited by SQL, or recorded by a newer version."""
+    tool_actions.set_call_policy(forecast, "deny", actor=ADA)
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE catalog_auditentry SET verb = 'tool.{x}'")
+
+    assert (
+        "ada@example.org tool.{x} weather__get_forecast"
+        in json.loads(signed_in.get("/audit/export.json").content)["entries"][0]["sentence"]
+    )
+    assert "weather__get_forecast" in text_of(signed_in.get("/audit"))
 
 
 def test_a_long_log_is_verified_whole_on_request(signed_in, forecast, monkeypatch):

@@ -75,7 +75,8 @@ def test_the_story_of_a_call_from_the_rule_to_the_verified_audit_log(
         chained = {"holds": True, "pending": 0, "problem": ""}
         wait_for(lambda: chained.items() <= _audit_chain(toolcrib).items(), 30)
         page.goto("/audit")
-        for words in ("created the rule", "allowed the call"):
+        steps = ("created the rule", "held the call", "allowed the call", "fetched the result")
+        for words in steps:
             expect(page.locator("#entries")).to_contain_text(words)
         expect(page.get_by_text("chained entries verified")).to_be_visible()
         take_pictures(page, "story-5-audit")
@@ -133,7 +134,7 @@ def test_a_person_decides_about_calls_and_the_agent_gets_the_results(
         # Words that are being typed survive the refresh of the list.
         item.get_by_label("Your words to the agent").fill("Only today.")
         item.get_by_label("Your words to the agent").blur()  # no refresh while somebody types
-        second = session.call("get_forecast", {"city": "Rome"})
+        second = session.call("get_forecast", {"city": "Rome" + "x" * 9_000 + " and Paris"})
         expect(page.locator(f"#{second['call_id']}")).to_be_visible()
         expect(item.get_by_label("Your words to the agent")).to_have_value("Only today.")
         item.get_by_role("button", name="Allow once").click()
@@ -142,6 +143,11 @@ def test_a_person_decides_about_calls_and_the_agent_gets_the_results(
         assert result["structured_content"]["city"] == "Oslo"
 
         other = page.locator(f"#{second['call_id']}")
+        arguments = other.locator(".code pre")
+        size = (
+            "each => [each.scrollWidth - each.clientWidth, each.scrollHeight - each.clientHeight]"
+        )
+        assert arguments.evaluate(size) == [0, 0]  # nothing of it is out of sight
         other.get_by_label("Your words to the agent").fill("Rome is <b>closed</b>.")
         other.get_by_role("button", name="Deny").click()
         expect(page.get_by_text("Denied weather__get_forecast.")).to_be_visible()

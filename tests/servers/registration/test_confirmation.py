@@ -55,6 +55,8 @@ TRICKS = {
     "module of Python": (["python3", "-m", "timeit", "-n", "1", "-s", "${C}"], PYTHON),
     "environment of a shell": (["env", "BASH_ENV=${C}", "bash", "-c", "true"], "./go"),
     "option of env": (["env", "-S${C}"], "touch ran"),
+    "second option of env": (["env", "-C", ".", "-S", "${C}"], "touch ran"),
+    "removed variable of env": (["env", "-u", "X", "-S", "${C}"], "touch ran"),
     "perl": (["perl", "-e", "${C}"], "system 'touch ran'"),
 }  # fmt: skip
 if shutil.which("node"):
@@ -378,6 +380,17 @@ def test_a_variable_may_be_a_value(argv):
         ["env", "LD_PRELOAD=${T}", "x"],
         ["ssh", "-o", "ProxyCommand=${T}", "host"],
         ["/usr/bin/GAWK", "--assign", "${T}"],
+        ["env", "--ignore-environment", "--split-string", "${T}"],
+        ["env", "--", "x", "${T}"],
+        ["/lib64/ld-linux-x86-64.so.2", "--library-path", "${T}", "/bin/true"],
+        ["/lib/ld-musl-x86_64.so.1", "--argv0", "${T}", "/bin/true"],
+        ["start-stop-daemon", "--start", "--startas", "${T}"],
+        ["x", "--start", "ld.so", "--argv0", "${T}"],
+        ["x", "--node_options=${T}"],
+        ["x", "--library-path", "${T}"],
+        ["x", "--javaagent=${T}"],
+        ["x", "--pager", "${T}"],
+        ["osqueryi", "--any", "${T}"],
     ],
 )  # fmt: skip
 def test_a_variable_may_not_be_a_program_an_option_or_code(argv):

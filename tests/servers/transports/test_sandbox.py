@@ -127,8 +127,19 @@ def test_a_confirmed_program_cannot_read_the_keys(key, folder, client, admin):
         assert not note.exists() or not note.read_text()
         assert "No access to Toolcrib&#x27;s data folder and keys (Landlock)." in page
         assert "not sandboxed" not in page
+        assert ("This program runs as root." in page) is (os.geteuid() == 0)
     else:
         assert "This program is not sandboxed." in page
+
+
+@with_landlock
+def test_the_log_says_once_that_programs_run_as_root(folder, caplog):
+    """Landlock does not confine root: it can change what Toolcrib's own processes load."""
+    sandbox.warn_once.cache_clear()
+    for _ in range(2):
+        python("print(1, flush=True)", cwd=folder)
+    warnings = [each for each in caplog.messages if "Runs as root" in each]
+    assert len(warnings) == (os.geteuid() == 0)
 
 
 @with_landlock

@@ -90,6 +90,14 @@ def test_an_allowed_call_runs_once_and_its_result_is_fetched_once(run):
     entry = AuditEntry.objects.get(verb="call.allow")
     assert entry.actor_label == "otto@example.org"
     assert entry.after["rule"] == "Ask first"
+    told = AuditEntry.objects.filter(target_kind="call").order_by("pk")
+    assert list(told.values_list("verb", "actor_kind", "actor_label")) == [
+        ("call.hold", "system", "Toolcrib"),
+        ("call.allow", "user", "otto@example.org"),
+        ("call.fetch", "agent", "scout"),
+    ]
+    assert told[2].after["state"] == "succeeded"
+    assert SECRET not in str(list(told.values()))
 
 
 def test_the_same_call_gives_the_same_id_then_its_result_and_then_a_new_call(run):

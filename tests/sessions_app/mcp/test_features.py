@@ -164,6 +164,60 @@ def test_what_does_not_exist_is_an_error_of_the_protocol(agent, era):
     run_scenario(agent, era, scenario)
 
 
+PROMPT = "fixtures__test_prompt_with_arguments"
+REFERENCE = {"type": "ref/prompt", "name": PROMPT}
+
+
+def test_rules_decide_completions_and_subscriptions_whose_values_reach_a_server(agent, era):
+    argument = {"name": "arg1", "value": "the secret"}
+    context = {"arguments": {"arg2": "paris"}}
+
+    async def scenario(door):
+        async def complete():
+            return await door.request(
+                "completion/complete", ref=REFERENCE, argument=argument, context=context
+            )
+
+        assert result_of(await complete())["completion"]["values"]
+        for path in ("/arg1", "/arg2"):
+            condition = {"path": path, "op": "exists"}
+            rule = await in_database(
+                lambda condition=condition: add_rule("Hold", "hold", arguments=[condition])
+            )
+            assert "Hold" in (await complete()).json["error"]["message"]
+            await in_database(lambda rule=rule: (rule.delete(), Revision.bump()))
+        await in_database(lambda: add_rule("No resources", tools=["crib://*"]))
+        assert result_of(await complete())["completion"]["values"]
+        if era == LEGACY:
+            error = await door.error("resources/subscribe", uri=TEXT)
+            assert "No resources" in error["message"]
+
+    run_scenario(agent, era, scenario)
+
+
+def test_values_that_a_server_completes_count_as_read_from_it(agent, era):
+    async def scenario(door):
+        await in_database(lambda: add_rule("Flow", "hold", after=["fixtures"]))
+        argument = {"name": "arg1", "value": "p"}
+        complete = {"ref": REFERENCE, "argument": argument}
+        assert (await door.result("completion/complete", **complete))["completion"]["values"]
+        assert "Flow" in (await door.error("completion/complete", **complete))["message"]
+        held = result_of(await door.call("fixtures__touch", {}))
+        assert "holds this call" in held["content"][0]["text"]
+
+    run_scenario(agent, era, scenario)
+
+
+def test_the_first_use_of_a_tool_is_not_that_of_a_prompt_or_resource(agent, era):
+    async def scenario(door):
+        await in_database(lambda: add_rule("First", "hold", first_use=True))
+        assert (await door.result("resources/read", uri=TEXT))["contents"]
+        held = result_of(await door.call("fixtures__touch", {}))
+        assert "holds this call" in held["content"][0]["text"]
+
+    run_scenario(agent, era, scenario)
+
+
 def test_links_in_results_and_views_of_tools_are_public(agent, era):
     async def scenario(door):
         result = result_of(await door.call("fixtures__test_embedded_resource", {}))

@@ -53,6 +53,15 @@ def test_calls_that_a_rule_would_have_held_or_denied_are_counted_and_listed(api,
     assert (counts(allowed), allowed["calls"]) == ((3, 3, 0, 0, 0), [])
 
 
+def test_calls_of_scripts_are_told_from_direct_ones(api, stored):
+    record(stored, path="script", minutes=1)
+    record(stored, path="native", minutes=2)
+    record(stored, minutes=3)
+    assert counts(replayed(api, origin="script")) == (3, 1, 1, 0, 0)
+    assert counts(replayed(api, origin="direct")) == (3, 2, 2, 0, 0)
+    assert counts(replayed(api, origin="any")) == (3, 3, 3, 0, 0)
+
+
 def test_a_stored_rule_is_tested_by_name(api, stored):
     record(stored)
     api("POST", body={"name": "mine", "effect": "deny"})

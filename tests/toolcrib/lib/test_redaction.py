@@ -75,6 +75,8 @@ def test_the_start_of_a_secret_at_the_end_of_a_long_text_is_left_out():
         *("APIKey", "apikeys", "X-API-KEY", "x_api_key", "openaiApiKey", "privateKeys", "SSH_KEY"),
         *("clientSecret", "secrets", "refresh_token", "authTokens", "Set-Cookie", "credentials"),
         *("auth", "oauth", "user_pin", "pinCode", "otp_code", "cvv", "ssn", "session-id", "creds"),
+        *("PassWord", "pass_word", "dbpwd", "connection_string", "ConnectionString", "dsn"),
+        *("recovery_codes", "mfa_code", "verification-code", "seedPhrase", "Passwort"),
     ],
 )
 def test_names_of_secrets(name):
@@ -116,10 +118,23 @@ def test_ordinary_values_are_not_changed(value):
         ('{"password":"never closed', '{"password":"***'),
         ("the passcode is 4711x", "the passcode is ***"),
         ("ключ password=секрет1 конец", "ключ password=*** конец"),
+        ('{"db password 2": "x y", "b": 3}', '{"db password 2": "***", "b": 3}'),
+        ("<a><password>x&amp;y</password></a>", "<a><password>***</password></a>"),
+        ('<add key="Password" value="x"/><b/>', '<add key="Password" value="***"/><b/>'),
+        ("https://0123456789abcdefghij@h/x", "https://***@h/x"),
     ],
 )
 def test_texts(text, expected):
     assert redact_text(text) == expected
+
+
+def test_pairs_in_a_list_of_pairs_are_masked():
+    headers = [["Accept", "text/html"], ["Authorization", "Digest abc"], ["X-Api-Key", "abc"]]
+    masked = [["Accept", "text/html"], ["Authorization", "***"], ["X-Api-Key", "***"]]
+
+    assert redact({"headers": headers}) == {"headers": masked}
+    assert may_contain_secret(canonical(headers).encode())
+    assert redact({"required": ["password", "name"]}) == {"required": ["password", "name"]}
 
 
 def test_a_lone_surrogate_survives():

@@ -7,12 +7,15 @@ WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
 MAX_LENGTH = 200
 # Over the lower-case words of a name, joined by an underscore.
 ANYWHERE = (
-    r"password|passwd|passphrase|passcode|secret(?!ar)|authorization|credential|cookie|bearer"
+    r"pass_?(?:word|wd|phrase|code)|passwort|kennwort|secret(?!ar)|authorization|credential"
+    r"|cookie|bearer|connection_?string|conn_?str|mnemonic|seed_?phrase"
+    r"|(?:recovery|backup|verification|security|one_?time)_?codes?"
     r"|(?:api|access|private|secret|encryption|signing|master|account|shared|auth|service|ssh)_?keys?"
     r"|session_?(?:ids?|keys?)|sess_?ids?$|social_?security|credit_?card|card_?numbers?"
 )
 AT_END = (
-    r"tokens?|(?:^|_)(?:pass|pwds?|pw|o?auth|pins?|t?otps?|cv[vc]|csc|ssns?|jwts?|sid|creds?|sig|iban)"
+    r"tokens?|pwds?|(?:^|_|user|db|admin|root)(?:pass|pw)"
+    r"|(?:^|_)(?:o?auth|pins?|t?otps?|mfa|cv[vc]|csc|ssns?|jwts?|sid|creds?|sig|iban|dsn)"
     r"(?:_(?:codes?|numbers?|values?|headers?))?"
 )
 SECRET = re.compile(f"{ANYWHERE}|(?:{AT_END})$")

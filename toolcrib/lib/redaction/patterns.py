@@ -29,7 +29,7 @@ ISSUED = "|".join(
     )
 )
 PEM = r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
-USER_INFO = r"[A-Za-z][A-Za-z0-9+.\-]*://[^\s/:@\"'<>]*:[^\s/\"'<>]+@"
+USER_INFO = r"[A-Za-z][A-Za-z0-9+.\-]*://(?:[^\s/:@\"'<>]*:[^\s/\"'<>]+|[^\s/:@\"'<>]{20,})@"
 CARD = r"\d(?:[ \-]?\d){12,18}"
 SSN = r"\d{3}-\d{2}-\d{4}"
 IBAN = r"[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30}"
@@ -40,16 +40,18 @@ SPOKEN = r"(?i:password|passcode|passphrase|pwd|pin|otp)\s+(?i:is|was):?\s+"
 # searched in JSON, where quotes have any number of backslashes and a newline is \n.
 BETWEEN = r"[^a-z\"'\\]*"
 NAMES = (
-    r"pass(?:word|wd|phrase|code)|secret|authorization|credential|cookie|bearer"
+    rf"pass{BETWEEN}(?:word|wd|phrase|code)|passwort|kennwort|secret|authorization|credential"
+    rf"|cookie|bearer|connection{BETWEEN}string|conn{BETWEEN}str|mnemonic|seed{BETWEEN}phrase"
+    rf"|(?:recovery|backup|verification|security|one{BETWEEN}time){BETWEEN}code"
     rf"|social{BETWEEN}security|credit{BETWEEN}card|card{BETWEEN}number|session{BETWEEN}(?:id|key)"
     rf"|(?:api|access|private|encryption|signing|master|account|shared|auth|service|ssh){BETWEEN}key"
 )
 NAMES_AT_END = (
-    rf"(?:tokens?|pass|pwds?|pw|auth|pins?|t?otps?|cv[vc]|csc|ssns?|jwts?|sid|sess{BETWEEN}ids?|creds?"
-    rf"|sig|iban){BETWEEN}(?:codes?|numbers?|values?|headers?)?"
+    rf"(?:tokens?|pass|pwds?|pw|auth|pins?|t?otps?|mfa|cv[vc]|csc|ssns?|jwts?|sid|sess{BETWEEN}ids?"
+    rf"|creds?|sig|iban|dsn){BETWEEN}(?:codes?|numbers?|values?|headers?)?"
 )
 NAMED = (
-    rf"(?i:(?:(?:{NAMES})[^\"'\\]*|{NAMES_AT_END}){BETWEEN}(?:\\*[\"']\s*[:=,]|[:=,])"
+    rf"(?i:(?:(?:{NAMES})[^\"'\\]*|{NAMES_AT_END}){BETWEEN}(?:\\*[\"']\s*(?:[:=,]|value)|[:=,>])"
     rf"|-[\w\-]*(?:{NAMES}|{NAMES_AT_END})[\w\-]*\s)"
 )
 SUSPICIOUS = re2.compile(
@@ -121,6 +123,10 @@ RULES: tuple[Rule, ...] = tuple(
         (rf"\b(?:{ISSUED})", lambda match: MASK),
         (
             r"([A-Za-z][A-Za-z0-9+.\-]*://[^\s/:@\"'<>]*:)[^\s/\"'<>]+@",
+            lambda match: match[1] + MASK + b"@",
+        ),
+        (  # a token alone, as in https://TOKEN@github.com
+            r"([A-Za-z][A-Za-z0-9+.\-]*://)[^\s/:@\"'<>]{20,}@",
             lambda match: match[1] + MASK + b"@",
         ),
         (r"\b((?i:bearer|basic)\s+)([\w\-.~+/]{8,}=*)", _scheme),

@@ -15,19 +15,25 @@ from toolcrib.lib.redaction.patterns import MASK, RULES, SUSPICIOUS, compile_pat
 
 MASKED = MASK.decode()
 UNLIMITED = 1 << 60
-# A name and what separates it from its value: of a pair of name and value in JSON, of an
-# assignment, of a command-line option.
+# A name and what separates it from its value: of a pair of name and value in JSON or XML, of a
+# member of an object, of an assignment, of a command-line option, of an element of XML.
 ASSIGNMENT = re2.compile(
     rb"[\"'](?:name|key|header)\\*[\"'][ \t]*:[ \t]*\\*[\"']([\w.\-]+)\\*[\"'][ \t]*,[ \t]*"
     rb"\\*[\"']value\\*[\"'][ \t]*:[ \t]*"
-    rb"|((?:(?i:api|access|private|secret|encryption|session|card|credit) )?[A-Za-z_][\w.\-]*)"
+    rb"|(?:name|key)=\\*[\"']([\w.\-]+)\\*[\"'][ \t]+value="
+    rb"|\\*[\"']([^\"'\\]{1,200})\\*[\"'][ \t]*(?:=>|:)[ \t]*"
+    rb"|((?:(?i:api|access|private|secret|encryption|session|connection|card|credit) )?"
+    rb"[A-Za-z_][\w.\-]*)"
     rb"\\*[\"']?[ \t]*(?:=>|:=|[:=])[ \t]*"
     rb"|--([A-Za-z][\w\-]*)(?:\\*[\"'][ \t]*,[ \t]*|[ \t]+)"
+    rb"|<([A-Za-z_][\w.\-]*)(?:[ \t][^<>]*)?>"
 )
+ELEMENT = 6  # the group of its name
 QUOTE = re2.compile(rb"\\*[\"']")
 BRACKET = re2.compile(rb"[\[\]{}]")
 # Without quotes a value ends at whitespace or at a delimiter; a comma or bracket may be part of it.
 UNQUOTED = re2.compile(rb"(?:[^\s;&\"'<>,()\[\]{}]|[,()\[\]{}][^\s;&\"'<>,()\[\]{}])+")
+CONTENT = re2.compile(rb"[^<]+")  # of an element of XML
 LINE = re2.compile(rb"[^\r\n\"'\\]+")
 NUMBER = re2.compile(rb"[\d.,]+")
 NOT_SECRET = {b"null", b"none", b"true", b"false", b"undefined", MASK}
@@ -119,10 +125,22 @@ class _Walk:
             if self.left <= 0:
                 break
             is_masked = option and is_secret_name(option) and is_secret_value(option, item)
-            copied.append(MASKED if is_masked else self.copy(item))
+            copied.append(MASKED if is_masked else self._copy_pair(item) or self.copy(item))
             is_option = isinstance(item, str) and item.startswith("-") and "=" not in item
             option = item if is_option else ""
         return copied
+
+    def _copy_pair(self, item: Any) -> list[str] | None:
+        """Return a masked copy of a pair in a list of pairs, such as headers; None for others."""
+        if not (isinstance(item, list) and len(item) == 2):
+            return None
+        name, value = item
+        if not (isinstance(name, str) and isinstance(value, str) and value):
+            return None
+        if not is_secret_name(name):
+            return None
+        self.left -= len(name) + 9
+        return [self.copy(name), MASKED]
 
 
 def _substitute(pattern: Any, replace: Any, data: bytes) -> bytes:
@@ -137,11 +155,17 @@ def _redact_assignments(data: bytes) -> bytes:
     """Mask the values of secret names in `name: value`, `"name": "value"` and `--name value`."""
     parts, copied, position = [], 0, 0
     while (match := ASSIGNMENT.search(data, position)) is not None:
-        name = (match[1] or match[2] or match[3]).decode()
+        name = match[match.lastindex].decode("utf-8", "surrogatepass")
         position = match.end()
         if not is_secret_name(name):
+            if match.lastindex == ELEMENT:  # its attributes may be pairs
+                position = match.end(ELEMENT)
             continue
-        start, end = _value_span(data, position, name)
+        if match.lastindex == ELEMENT:
+            content = CONTENT.match(data, position)
+            start, end = position, content.end() if content is not None else position
+        else:
+            start, end = _value_span(data, position, name)
         if end > start:
             parts += [data[copied:start], MASK]
             copied = position = end
