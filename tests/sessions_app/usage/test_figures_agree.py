@@ -14,6 +14,7 @@ from catalog.groups import actions as group_actions
 from catalog.groups import board
 from catalog.groups.preview import cached_group
 from catalog.models import Group
+from catalog.tools import actions as tool_actions
 from catalog.tools.actions import save_custom_tool
 from sessions_app.models import AgentSession, UsageKind
 from sessions_app.review import queries as review_queries
@@ -261,6 +262,20 @@ def test_a_session_that_saved_nothing_says_why(session, signed_in):
     row.refresh_from_db()
     assert row.token_figures.saved < 0
     assert row.token_figures.explanation in text_of(signed_in.get(f"/sessions/{row.session_id}"))
+
+
+def test_a_tool_that_is_unavailable_counts_nowhere(signed_in):
+    server = make_server(slug="weather")
+    hidden, *_ = [make_tool(server, name) for name in ("now", "later", "never")]
+    group = Group.objects.get(group_id="mcp:weather")
+    group_actions.set_preload(group, list(group.tools.all()), True, actor=SYSTEM)
+    tool_actions.hold(hidden, "Odd.", actor=SYSTEM)
+    cost = board.group_cost(cached_group(group))
+    assert (cost.tools, cost.preloaded) == (2, 2)
+
+    assert "2 2 preloaded" in text_of(signed_in.get("/groups"))
+    shown = text_of(signed_in.get("/groups/mcp:weather"))
+    assert f"Preloaded 2 tools, ≈{cost.preload} tokens, 1 unavailable" in shown
 
 
 def test_every_place_shows_the_same_cost_of_a_group(signed_in, admin_token):
