@@ -442,7 +442,7 @@ def test_a_range_ends_now_and_is_kept_in_links_exports_and_saved_views(signed_in
     exported = signed_in.get("/sessions/export.jsonl?range=24h")
     lines = b"".join(exported.streaming_content).splitlines()
     assert [json.loads(line)["id"] for line in lines] == [recent.session_id]
-    signed_in.post("/sessions/views", {"name": "Today", "address": "/sessions?range=24h"})
+    signed_in.post("/sessions/views", {"name": "Today", "address": "range=24h"})
     assert SavedView.objects.get().query == "range=24h"
 
 
