@@ -101,13 +101,13 @@ class AuditRow:
     """One entry as a sentence in parts, so that the page can emphasize the object."""
 
     entry: AuditEntry
-    action: str
+    action: str  # with the space before the object, if there is one
     suffix: str  # the text after the object
 
     @classmethod
     def from_entry(cls, entry: AuditEntry) -> "AuditRow":
-        action, _, suffix = wording(entry.verb).partition("{target}")
-        return cls(entry, action.strip(), suffix.strip())
+        action, target, suffix = wording(entry.verb).partition("{target}")
+        return cls(entry, action if target else f"{action} ", suffix)
 
     @property
     def objects(self) -> str:

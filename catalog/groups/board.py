@@ -93,6 +93,11 @@ class Section:
     total: int
     start: int
     tokens: int
+    offered: int  # available to agents; the cost counts these
+
+    @property
+    def unavailable(self) -> int:
+        return self.total - self.offered
 
     @property
     def end(self) -> int:
@@ -157,8 +162,11 @@ def build_board(group: Group, query: BoardQuery) -> Board:
     own_preload = dict(shown.values_list("tool_id", "preload"))
     cost = group_cost(cached)
     return Board(
-        _section(group, first, own_preload, cost.preload),
-        _section(group, second, own_preload, cost.rest, _undefined_members(group)),
+        _section(group, first, own_preload, cost.preload, cost.preloaded),
+        _section(
+            *(group, second, own_preload, cost.rest, cost.tools - cost.preloaded),
+            _undefined_members(group),
+        ),
         cost,
         cost.stub // cost.tools if cost.tools else 0,
         _suggestions(preload) if cost.over_budget else [],
@@ -186,6 +194,7 @@ def _section(
     page: Page[CachedMember],
     own_preload: dict[int, bool | None],
     tokens: int,
+    offered: int,
     undefined: Sequence[MemberRow] = (),
 ) -> Section:
     rows = [
@@ -205,7 +214,7 @@ def _section(
     ]
     if not page.next_cursor:
         rows += undefined
-    return Section(rows, page.total + len(undefined), page.first, tokens)
+    return Section(rows, page.total + len(undefined), page.first, tokens, offered)
 
 
 def _suggestions(preload: Sequence[CachedMember]) -> list[tuple[CachedTool, int]]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.contrib import messages
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
@@ -33,6 +34,7 @@ from toolcrib.lib.request import (
     list_fragment,
     number,
     page_tabs,
+    text,
 )
 from toolcrib.lib.roles import actor_of, admin_required, viewer_required
 
@@ -55,7 +57,10 @@ def groups(request: HttpRequest) -> HttpResponse:
 
 
 def _list_page(request: HttpRequest, form: NewGroupForm, status: int = 200) -> HttpResponse:
-    rows = Group.objects.select_related("follows").order_by("position", "group_id")
+    rows, query = Group.objects.select_related("follows"), text(request.GET, "q")
+    if query:
+        rows = rows.filter(Q(group_id__icontains=query) | Q(display_name__icontains=query))
+    rows = rows.order_by("position", "group_id")
     page: Page[Group] = page_by_offset(
         rows, offset_of(request.GET, GROUPS_PER_PAGE), GROUPS_PER_PAGE
     )
@@ -75,6 +80,7 @@ def _list_page(request: HttpRequest, form: NewGroupForm, status: int = 200) -> H
         ],
         "scale": max((cost.stub + cost.definitions for cost in costs.values()), default=0),
         "budget": GROUP_BUDGET,
+        "query": query,
         "form": form,
         "offer": request.session.pop(UNDO_OFFER_KEY, None),
     }

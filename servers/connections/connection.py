@@ -118,6 +118,10 @@ class Connection:
         instructions = (client.instructions or "").encode("utf-8", "replace")
         self.instructions = instructions[:MAX_INSTRUCTIONS_BYTES].decode("utf-8", "ignore")
 
+    def read_log(self) -> str:
+        """Return the last lines that a program wrote to stderr; empty for servers with a URL."""
+        return self._state.stderr_tail()
+
     def take_asked(self, error: str) -> bool:
         """Return once whether the server of an older version wants to ask the user of a client.
 

@@ -61,6 +61,15 @@ def server_metrics(server: Server) -> ServerMetrics:
     )
 
 
+def read_log(server: Server) -> str:
+    """Return the last lines on stderr of a program that this process runs; empty without one."""
+    active = upstream_calls.current_pool()
+    owners = [] if active is None else list(active.owners.items())
+    connections = (owner.live_connection for key, owner in owners if key[0] == server.pk)
+    logs = (connection.read_log() for connection in connections if connection is not None)
+    return next(filter(None, logs), "")
+
+
 def all_server_metrics() -> list[ServerMetrics]:
     """Return the metrics of all servers that this process called or is connected to."""
     active = upstream_calls.current_pool()

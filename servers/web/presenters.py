@@ -112,7 +112,7 @@ def server_list(filters: ServerFilter) -> TemplateContext:
     page: Page[Server] = page_by_offset(
         filters.order(with_costs(servers)), filters.start, SERVERS_PER_PAGE, total=servers.count()
     )
-    calls = call_stats.count_server_calls([server.pk for server in page.rows])
+    calls = call_stats.count_server_calls({server.pk: server.slug for server in page.rows})
     found = remedies.find_remedies(page.rows)
     rows: list[TemplateContext] = [
         {

@@ -23,7 +23,14 @@ from sessions_app.usage import call_stats, panels
 from sessions_app.usage.filters import range_context
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.request import announce, is_htmx_fragment, page_tabs, redirect_next
-from toolcrib.lib.roles import actor_of, admin_required, operator_required, viewer_required
+from toolcrib.lib.roles import (
+    Role,
+    actor_of,
+    admin_required,
+    operator_required,
+    role_of,
+    viewer_required,
+)
 from toolcrib.lib.text import plural
 
 TABS = {
@@ -130,6 +137,7 @@ def _overview_context(request: HttpRequest, server: Server) -> dict[str, Any]:
         "policy": forms.POLICY_LABELS[server.connection_policy],
         "numbers": presenters.overview_numbers(server),
         "metrics": metrics.server_metrics(server),
+        "log": metrics.read_log(server) if role_of(request.user) >= Role.OPERATOR else "",
         "uptime": uptime.read_uptime(server),
     }
 

@@ -63,7 +63,7 @@ def groups_of(agent: Agent) -> dict[str, Any]:
     groups = [by_id.pop(pk) for pk in links if pk in by_id]
     return {
         "groups": groups,
-        "other_groups": [group for group, _ in by_id.values()],
+        "other_groups": list(by_id.values()),
         "start_tokens": sum(cost.at_start for _, cost in groups),
         "preload_tokens": sum(cost.preload for _, cost in groups),
         "loadable_tokens": sum(cost.rest for _, cost in groups),

@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from django.db.models import F, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models import F, Min, OuterRef, Q, QuerySet, Subquery, Sum
 from django.http import QueryDict
 
 from catalog import model_prices
 from sessions_app.ledger.event_details import describe_query, read_object, read_value
+from sessions_app.ledger.writer import TOKEN_COLUMNS, token_column
 from sessions_app.models import (
     AgentSession,
     Call,
@@ -25,6 +26,7 @@ from sessions_app.review import content, script_runs, session_search, timeline
 from sessions_app.review.content import ContentPart
 from sessions_app.review.timeline import Gap, Step, TimelineEvent
 from sessions_app.sessions.loading import token_ledger
+from sessions_app.usage.filters import RANGES, UsageFilter
 from toolcrib.lib import charts
 from toolcrib.lib.figures import Money, money_of
 from toolcrib.lib.pagination import PAGE_SIZE, Page, page_by_id, page_by_offset
@@ -60,6 +62,7 @@ class SessionFilter:
     tool: str = ""
     server: str = ""
     model: str = ""
+    within: str = ""  # a range that ends now, unless `since` is set
     since: datetime | None = None  # opened or used after
     until: datetime | None = None  # opened before
     query: str = ""  # of the text search
@@ -76,6 +79,7 @@ class SessionFilter:
             tool=text(query, "tool"),
             server=text(query, "server"),
             model=text(query, "model"),
+            within=query.get("range", "") if query.get("range") in RANGES else "",
             since=time(query, "since"),
             until=time(query, "until"),
             query=text(query, "q"),
@@ -87,7 +91,15 @@ class SessionFilter:
     @property
     def is_active(self) -> bool:
         texts = (self.agent, self.tool, self.server, self.model, self.query)
-        return any(texts) or bool(self.states or self.errors or self.since or self.until)
+        times = self.within or self.since or self.until
+        return any(texts) or bool(self.states or self.errors or times)
+
+    @property
+    def start(self) -> datetime | None:
+        """Return the start of the time range, the same as that of charts."""
+        if self.since or not self.within:
+            return self.since
+        return UsageFilter(within=self.within).since
 
     def apply(self, rows: QuerySet[AgentSession]) -> QuerySet[AgentSession]:
         if self.agent:
@@ -109,8 +121,8 @@ class SessionFilter:
             rows = rows.filter(session_search.matching(self.query))
         if self.model:
             rows = rows.filter(model=self.model)
-        if self.since:
-            rows = rows.filter(last_used_at__gte=self.since)
+        if start := self.start:
+            rows = rows.filter(last_used_at__gte=start)
         if self.until:
             rows = rows.filter(created_at__lt=self.until)
         return rows
@@ -243,12 +255,16 @@ def session_timeline(
     # The event before the page tells whether the page starts after an idle gap.
     fetched = list(events[max(offset - 1, 0) : offset + size])
     previous, on_page = (fetched[:1], fetched[1:]) if offset else ([], fetched)
-    context = session.events.order_by("pk")[:offset].aggregate(sum=Sum("tokens"))["sum"] or 0
+    before = session.events.order_by("pk")[:offset].aggregate(
+        sum=Sum("tokens"), opened=Min("details", filter=Q(kind=EventKind.OPENED))
+    )
+    opened = before["opened"] if offset else next((event.details for event in on_page), "")
+    inherited = inherited_tokens(session, opened or "")
     laid_out = timeline.lay_out(
         [_timeline_event(event) for event in on_page],
         run=session.duration,
         first=offset + 1,
-        context=context,
+        context=sum(inherited.values()) + (before["sum"] or 0),
         last_end=max((_timeline_event(event).until for event in previous), default=None),
     )
     page = Page(
@@ -259,6 +275,22 @@ def session_timeline(
         next_cursor=str(offset + size) if offset + size < total else "",
     )
     return page, _timeline_rows(session, laid_out)
+
+
+def inherited_tokens(session: AgentSession, opened: str) -> dict[str, int]:
+    """Return what a fork had in context when it opened, by token column of the session.
+
+    A fork starts with the counts of its parent; its own events say what it added to them.
+    `opened` are the details of its first event.
+    """
+    if not read_object(opened).get("forked_from"):
+        return {}
+    inherited = {column: int(getattr(session, column)) for column in TOKEN_COLUMNS.values()}
+    rows = session.events.order_by().values_list("kind", "call__error_code")
+    for kind, code, tokens in rows.annotate(Sum("tokens")):
+        if column := token_column(kind, code):
+            inherited[column] -= tokens
+    return inherited
 
 
 def _timeline_rows(

@@ -10,7 +10,10 @@ from toolcrib.lib.request import submitted_query, text
 
 MAX_VIEWS = 20  # of one person
 MAX_QUERY = 2_000
-PARAMETERS = ("q", "agent", "tool", "server", "model", "state", "errors", "since", "until", "sort")
+PARAMETERS = (
+    *("q", "agent", "tool", "server", "model", "state", "errors"),
+    *("range", "since", "until", "sort"),
+)
 
 
 def clean_query(parameters: QueryDict) -> str:

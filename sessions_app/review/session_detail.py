@@ -8,12 +8,12 @@ from itertools import accumulate
 from operator import itemgetter
 
 from django.db import connection
-from django.db.models import Q
+from django.db.models import Case, F, Q, TextField, Value, When
 
 from sessions_app.ledger.event_details import read_object
 from sessions_app.ledger.writer import token_column
 from sessions_app.models import AgentSession, EventKind, RunState, ScriptRun
-from sessions_app.review.queries import TimelineRow
+from sessions_app.review.queries import TimelineRow, inherited_tokens
 from sessions_app.usage.filters import FAILED_STATES
 from toolcrib.lib import charts
 from toolcrib.lib.display import group_digits
@@ -53,13 +53,23 @@ class ContextMeter:
 def context_meter(session: AgentSession) -> ContextMeter | None:
     """Return the chart of the tokens in context after each step; None if no step added any."""
     events = session.events.order_by("pk")
-    rows = list(events.values_list("kind", "tokens", "call__error_code")[:METER_STEPS])
-    if not any(tokens for _, tokens, _ in rows):
+    opened = Case(
+        When(kind=EventKind.OPENED, then=F("details")),
+        default=Value(""),
+        output_field=TextField(),
+    )
+    columns = events.values_list("kind", "tokens", "call__error_code", opened)
+    rows = list(columns[:METER_STEPS])
+    inherited = inherited_tokens(session, rows[0][3] if rows else "")
+    tokens_added = [tokens for _, tokens, _, _ in rows]
+    if not any(tokens_added) and not any(inherited.values()):
         return None
     added: dict[str, list[int]] = {part: [0] * len(rows) for part in CONTEXT_PARTS}
-    for index, (kind, tokens, code) in enumerate(rows):
+    for index, (kind, tokens, code, _) in enumerate(rows):
         if column := token_column(kind, code):
             added[PART_OF_COLUMN[column]][index] = tokens
+    for column, tokens in inherited.items():
+        added[PART_OF_COLUMN[column]][0] += tokens
     stride = -(-len(rows) // METER_POINTS)
     ends = [min(start + stride, len(rows)) - 1 for start in range(0, len(rows), stride)]
     context = {part: list(accumulate(values)) for part, values in added.items()}
@@ -70,16 +80,20 @@ def context_meter(session: AgentSession) -> ContextMeter | None:
         steps=len(rows),
         parts=[(part, label, context[part][-1]) for part, label in CONTEXT_PARTS.items()],
         window=window,
-        summary=_summarize(session, [tokens for _, tokens, _ in rows]),
+        summary=_summarize(session, tokens_added, sum(inherited.values())),
     )
 
 
-def _summarize(session: AgentSession, added: Sequence[int]) -> str:
-    largest, total = max(added), sum(added)
+def _summarize(session: AgentSession, added: Sequence[int], inherited: int) -> str:
+    largest, total = max(added), inherited + sum(added)
     summary = f"≈{group_digits(total)} tokens in context at the end"
     if session.context_window:
         summary += f", {100 * total / session.context_window:.1f}% of the window"
-    summary += f"; step {added.index(largest) + 1} added the most (≈{group_digits(largest)})."
+    if inherited:
+        summary += f"; ≈{group_digits(inherited)} from the session that it was forked from"
+    if largest:
+        summary += f"; step {added.index(largest) + 1} added the most (≈{group_digits(largest)})"
+    summary += "."
     budget, loaded = session.agent.budget, session.tokens_loaded
     if budget is None:
         return summary

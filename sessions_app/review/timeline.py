@@ -145,10 +145,10 @@ def _spans(*parts: str) -> Spans:
 
 def _opened(event: TimelineEvent) -> Spans:
     tools, groups = read_count(event.details, "tools"), read_names(event.details, "groups")
-    mode = str(event.details.get("mode") or "")
+    mode, parent = (str(event.details.get(name) or "") for name in ("mode", "forked_from"))
     text = f"opened in {mode} mode" if mode else "opened"
-    text += f" with {plural(tools, 'tool')} from {plural(len(groups), 'group')}"
-    parent = str(event.details.get("forked_from") or "")
+    if tools or not parent:  # a fork has the catalog of its parent, and records no counts
+        text += f" with {plural(tools, 'tool')} from {plural(len(groups), 'group')}"
     return _spans(f"{text}, forked from ", parent) if parent else _spans(text)
 
 

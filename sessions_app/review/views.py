@@ -31,7 +31,7 @@ from sessions_app.review import (
 from sessions_app.review import queries as review_queries
 from sessions_app.review.queries import SessionFilter, TimelineRow
 from sessions_app.sessions import lifecycle
-from sessions_app.usage.filters import UsageFilter
+from sessions_app.usage.filters import UsageFilter, range_choices
 from sessions_app.usage.tool_usage import ToolUsage, tool_usage
 from toolcrib.lib import figures, payloads
 from toolcrib.lib import request as query_params
@@ -75,6 +75,7 @@ def sessions(request: HttpRequest) -> HttpResponse:
         return list_fragment(request, template, context, context["shown"])
     context |= {
         "facets": _facets(filters),
+        "ranges": range_choices(filters.within),
         "counts": _counts(),
         "views": saved_views.list_views(request),
         "current_view": saved_views.clean_query(request.GET),

@@ -1,7 +1,6 @@
 """Call counts and latency of tools and servers, usage of scripts. Trials are not counted."""
 
-from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -9,13 +8,12 @@ from typing import Any
 from django.db.models import Count, Exists, Max, OuterRef, Q, QuerySet, Sum
 from django.utils import timezone
 
-from sessions_app.models import Call, CallPath, RunState, ScriptRun
-from sessions_app.usage import tool_usage
+from sessions_app.models import Call, CallPath, RunState, ScriptRun, UsageKind
+from sessions_app.usage import series, tool_usage
 from sessions_app.usage.filters import FAILED, UsageFilter
-from toolcrib.lib.figures import ScriptFigures, percentile
+from toolcrib.lib.figures import ScriptFigures
 
 DAYS = 30
-SAMPLE = 10_000  # newest answered calls, from which p95 is computed
 
 
 @dataclass(frozen=True)
@@ -61,18 +59,17 @@ def count_tool_calls(tools: Collection[int]) -> dict[int, ToolCalls]:
     return {pk: ToolCalls(calls, errors) for pk, calls, errors in counts}
 
 
-def count_server_calls(servers: Collection[int]) -> dict[int, ServerCalls]:
-    """Return the calls of these servers by primary key; servers without calls are omitted."""
-    if not servers:
+def count_server_calls(slugs: Mapping[int, str]) -> dict[int, ServerCalls]:
+    """Return the calls of servers, whose slugs these are; servers without calls are omitted."""
+    if not slugs:
         return {}
     # Filter by time alone: with a filter on servers, SQLite reads every call they ever had.
-    filters = UsageFilter(within="24h")
-    hours = tool_usage.trends_by("server", filters)
-    durations: defaultdict[int, list[int]] = defaultdict(list)
-    for pk, _, duration in tool_usage.answered_calls(filters.calls(), SAMPLE, by="server"):
-        durations[pk].append(duration)
+    hours = tool_usage.trends_by("server", UsageFilter(within="24h"))
+    totals = series.read_totals("24h", UsageKind.SERVER)
     return {
-        pk: ServerCalls(hours[pk], percentile(durations[pk], 0.95)) for pk in servers if pk in hours
+        pk: ServerCalls(hours[pk], totals[slug].p95 if slug in totals else None)
+        for pk, slug in slugs.items()
+        if pk in hours
     }
 
 

@@ -115,12 +115,14 @@ class UsageFilter:
         return rows.filter(agent__name=self.agent) if self.agent else rows
 
 
+def range_choices(within: str) -> list[tuple[str, str, bool]]:
+    """Return the choices of the range picker: key, label and whether it is chosen."""
+    return [(key, span.label, key == within) for key, span in RANGES.items()]
+
+
 def range_context(within: str) -> dict[str, Any]:
     """Return the context of the range picker."""
-    return {
-        "range": RANGES[within],
-        "ranges": [(key, span.label, key == within) for key, span in RANGES.items()],
-    }
+    return {"range": RANGES[within], "ranges": range_choices(within)}
 
 
 def filter_context(filters: UsageFilter) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Latency histograms: buckets that grow by the square root of two, and percentiles from them."""
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 NO_ANSWER = -1  # a call that no server answered
 MAX_BUCKET = 44  # over an hour
@@ -15,22 +16,30 @@ def bucket_of(milliseconds: float) -> int:
     return min(math.ceil(STEPS_PER_DOUBLING * math.log2(milliseconds)), MAX_BUCKET)
 
 
-def upper_bound(bucket: int) -> float:
-    """Return the longest latency of a bucket in milliseconds."""
+def upper_bound(bucket: float) -> float:
+    """Return the longest latency of a bucket in milliseconds; of a part of one, with a fraction."""
     return float(2 ** (bucket / STEPS_PER_DOUBLING))
 
 
 def percentile(counts: Mapping[int, int], share: float) -> int | None:
-    """Return a percentile in milliseconds, interpolated in its bucket; None without answers."""
+    """Return a percentile in milliseconds, interpolated in its bucket; None without answers.
+
+    The answers of a bucket are taken to be spread evenly on its logarithmic scale, so that a single
+    one is in the middle: within a fifth of the exact value.
+    """
     total = sum(count for bucket, count in counts.items() if bucket != NO_ANSWER)
-    rank, seen = share * total, 0
+    rank, seen = math.ceil(share * total), 0
     for bucket in sorted(counts):
         count = counts[bucket]
         if bucket == NO_ANSWER or not count:
             continue
         if seen + count >= rank:
-            low = upper_bound(bucket - 1) if bucket else 0.0
-            part = (rank - seen) / count
-            return max(1, round(low + (upper_bound(bucket) - low) * part))
+            part = (rank - seen - 0.5) / count
+            return max(1, round(upper_bound(bucket - 1 + part))) if bucket else 1
         seen += count
     return None
+
+
+def histogram(milliseconds: Iterable[float]) -> Counter[int]:
+    """Count durations by bucket, so that their percentiles are those of the stored hours."""
+    return Counter(map(bucket_of, milliseconds))

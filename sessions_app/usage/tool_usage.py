@@ -15,8 +15,8 @@ from django.db.models.functions import Cast, Substr
 
 from sessions_app.ledger.event_details import read_names, read_object
 from sessions_app.models import Call, Event, EventKind
+from sessions_app.usage import latency
 from sessions_app.usage.filters import FAILED, KNOWN_TOOL, UsageFilter
-from toolcrib.lib.figures import percentile
 
 PAGE = 25
 DURATIONS = 5_000  # newest answered calls, from which percentiles are computed
@@ -81,11 +81,12 @@ def count_by_tool(calls: QuerySet[Call], durations: int) -> dict[str, ToolUsage]
     )
     usage = {row[0]: ToolUsage(*row) for row in rows}
     milliseconds: defaultdict[str, list[int]] = defaultdict(list)
-    for name, _, duration in answered_calls(calls, durations):
+    for name, duration in _answered_calls(calls, durations):
         milliseconds[name].append(duration)
     for name in milliseconds.keys() & usage.keys():
-        usage[name].p50_ms = percentile(milliseconds[name], 0.5)
-        usage[name].p95_ms = percentile(milliseconds[name], 0.95)
+        counts = latency.histogram(milliseconds[name])
+        usage[name].p50_ms = latency.percentile(counts, 0.5)
+        usage[name].p95_ms = latency.percentile(counts, 0.95)
     return usage
 
 
@@ -101,16 +102,14 @@ def tool_usage(filters: UsageFilter, tool: str = "") -> list[ToolUsage]:
     return [usage[name] for name in sorted(usage)]
 
 
-def answered_calls(
-    calls: QuerySet[Call], limit: int, by: str = "tool_name"
-) -> Iterator[tuple[Any, datetime, int]]:
-    """Yield `by`, start and milliseconds of calls that a server answered, newest first."""
+def _answered_calls(calls: QuerySet[Call], limit: int) -> Iterator[tuple[str, int]]:
+    """Yield the tool and milliseconds of calls that a server answered, newest first."""
     rows = calls.filter(sent_at__isnull=False, finished_at__isnull=False).order_by("-accepted_at")
     # As text, to which PostgreSQL appends +00: Django parses SQLite timestamps ten times slower.
     times = [Cast(name, CharField()) for name in ("accepted_at", "finished_at")]
-    for key, *texts in rows.values_list(by, *times)[:limit]:
+    for name, *texts in rows.values_list("tool_name", *times)[:limit]:
         start, end = (datetime.fromisoformat(text).replace(tzinfo=UTC) for text in texts)
-        yield key, start, round((end - start).total_seconds() * 1000)
+        yield name, round((end - start).total_seconds() * 1000)
 
 
 def _count_loads(events: QuerySet[Event]) -> Counter[str]:

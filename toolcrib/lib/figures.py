@@ -176,6 +176,11 @@ class GroupCost:
         return self.preload + self.rest
 
     @property
+    def with_all_preloaded(self) -> int:
+        """Return what the group would cost with every tool preloaded."""
+        return self.definitions + self.stub
+
+    @property
     def over_budget(self) -> int:
         return max(self.at_start - self.budget, 0)
 

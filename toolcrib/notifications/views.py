@@ -36,8 +36,8 @@ class WebhookForm(forms.Form):
     events = forms.MultipleChoiceField(
         choices=[(name, name) for name in EVENTS],
         initial=[RAISED, RESOLVED, DIGEST],
-        widget=forms.SelectMultiple(attrs={"size": 8}),
-        help_text="Hold Ctrl or ⌘ to choose several.",
+        widget=forms.CheckboxSelectMultiple(attrs={"class": "mono"}),
+        help_text="Events of sessions and calls carry no arguments and no results.",
     )
 
 

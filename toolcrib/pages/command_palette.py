@@ -55,6 +55,8 @@ PAGES = (
     Entry("Your profile", "profile", "time zone number format density shortcuts settings"),
     Entry("Change password", "password", "own account"),
     Entry("Masking", "settings-masking", "redaction secrets patterns settings"),
+    Entry("Notifications", "notifications", "alerts webhooks slack e-mail digest receivers"),
+    Entry("Prices", "settings-prices", "money cost models currency settings"),
     Entry("Golden queries", "golden", "search regression expected"),
     Entry("Unmet searches", "missed", "not found"),
     Entry("Held calls", "held-calls", "approve deny decide waiting"),

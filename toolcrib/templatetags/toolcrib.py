@@ -203,7 +203,7 @@ def delta(change: float | None, points: str = "") -> str:
     """Return a change against the period before; of a rate, in percentage points."""
     if change is None:
         return "no comparison"
-    return f"{percent_change(change, points)} vs period before"
+    return f"{percent_change(change, points)} vs before"
 
 
 @register.simple_tag

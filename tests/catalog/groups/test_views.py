@@ -109,6 +109,14 @@ def test_an_empty_list_says_how_groups_are_created(signed_in, page_of, operator)
     assert "Create group" not in text_of(page)
 
 
+def test_groups_are_found_by_id_and_by_name(signed_in, research):
+    for query in ("resea", "RESEARCH"):
+        found = text_of(signed_in.get("/groups", {"q": query}))
+        assert "research Research" in found
+        assert "mcp:weather" not in found
+    assert "No groups match nothing" in text_of(signed_in.get("/groups?q=nothing"))
+
+
 def test_a_group_is_created_and_the_creation_undone(signed_in, weather):
     response = post(
         signed_in,

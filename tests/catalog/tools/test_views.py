@@ -8,6 +8,8 @@ from django.urls import reverse
 
 from catalog import urls
 from catalog.audit import Actor
+from catalog.groups.board import group_cost
+from catalog.groups.preview import cached_group
 from catalog.models import AuditEntry, Tool
 from catalog.tools import actions as tool_actions
 from tests.support.factories import ingest_tools, make_server, make_tool, tool_object
@@ -371,9 +373,9 @@ def test_groups_are_listed_with_their_tools_and_cost(signed_in, weather, forecas
     page = text_of(signed_in.get("/groups"))
     board = text_of(signed_in.get("/groups/mcp:weather"))
 
-    cost = forecast.approved.tokens
-    assert "mcp:weather" in page
-    assert f"≈{cost}" in page
+    cost = group_cost(cached_group(weather.group))
+    assert cost.with_all_preloaded == forecast.approved.tokens + cost.stub
+    assert f"of ≈{cost.with_all_preloaded} with all tools preloaded" in page
     assert "weather__get_forecast" in board
     assert "on demand" in board
 
@@ -384,7 +386,8 @@ def test_preloaded_members_are_counted(signed_in, weather, forecast):
     page = text_of(signed_in.get("/groups"))
 
     assert "1 1 preloaded" in page
-    assert f"of ≈{forecast.approved.tokens} with all tools loaded" in page
+    cost = group_cost(cached_group(weather.group))
+    assert f"≈{cost.at_start} tokens of ≈{cost.at_start} with all tools preloaded" in page
 
 
 def test_the_audit_log_is_shown_as_sentences_and_filtered(signed_in, admin, forecast):

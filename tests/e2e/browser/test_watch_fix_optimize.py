@@ -1,8 +1,10 @@
-"""An admin in Chromium: watch a session live, fix a failing server, apply and undo Optimize.
+"""An admin in Chromium: watch a session live, receive an alert, fix the failing server, Optimize.
 
 Prints how long each part took and how many clicks it needed (`pytest -s`); asserts neither.
 """
 
+import hashlib
+import hmac
 import json
 import re
 import sys
@@ -15,6 +17,7 @@ from playwright.sync_api import expect
 from tests.e2e.browser.test_sessions import Run
 from tests.support import browser as driving
 from tests.support.installation import free_port
+from tests.support.receiver import running_receiver
 
 pytestmark = [
     pytest.mark.needs_chromium,
@@ -36,12 +39,29 @@ def agent(populated):
 
 
 @pytest.fixture
+def receiver(populated):
+    """A webhook receiver on this machine; servers that fail raise an alert at once."""
+    items = populated.api("GET", "/settings")[1]["items"]
+    before = next(item["value"] for item in items if item["name"] == "alert_failing_seconds")
+    settings = {"values": {"alert_failing_seconds": 0}}
+    assert populated.api("PATCH", "/settings", settings)[0] == 200
+    with running_receiver() as running:
+        yield running
+    for hook in populated.api("GET", "/webhooks")[1]["items"]:
+        populated.api("DELETE", f"/webhooks/{hook['id']}")
+    populated.api("PATCH", "/settings", {"values": {"alert_failing_seconds": before}})
+
+
+@pytest.fixture
 def lost(populated):
-    """A server whose address has a wrong port."""
+    """Add a server whose address has a wrong port."""
+
+    def add():
+        assert populated.api("POST", "/servers", body)[0] == 201
+
     url = f"http://127.0.0.1:{free_port()}/mcp"
     body = {"name": "lost", "slug": "lost", "transport": "http", "url": url}
-    assert populated.api("POST", "/servers", body)[0] == 201
-    yield
+    yield add
     populated.api("DELETE", "/servers/lost")
 
 
@@ -62,8 +82,25 @@ class Clicks:
         sys.stdout.write(f"\n{name}: {self.count} clicks, {time.perf_counter() - began:.1f} s\n")
 
 
+def alert_of(slug):
+    """Return a function that finds the alert about a server in what a webhook received."""
+
+    def find(posted):
+        alerts = [(each, json.loads(each.body)) for each in posted]
+        return [each for each, body in alerts if body["data"].get("key") == slug]
+
+    return find
+
+
+def is_signed(posted, secret):
+    """Check the signature as a receiver does: HMAC-SHA256 of the time, a dot and the body."""
+    parts = dict(part.split("=") for part in posted.headers["toolcrib-signature"].split(","))
+    signed = parts["t"].encode() + b"." + posted.body
+    return parts["v1"] == hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
+
+
 def test_a_session_is_watched_a_server_fixed_and_advice_applied_and_undone(
-    populated, agent, lost, weather_url, open_page
+    populated, agent, receiver, lost, weather_url, open_page
 ):
     runs = [Run(populated, agent) for _ in range(3)]
     page, clicks = open_page(), Clicks()
@@ -78,6 +115,18 @@ def test_a_session_is_watched_a_server_fixed_and_advice_applied_and_undone(
         runs[-1].call("weather__get_forecast", city="Oslo")
         expect(page.locator("#timeline")).to_contain_text("weather__get_forecast")
         expect(page.locator("#session-numbers")).to_contain_text(re.compile(r"Calls\s*1"))
+
+    page.goto("/settings/notifications")
+    with clicks.part("Receive an alert by webhook"):
+        page.get_by_label("Name", exact=True).fill("ops")
+        page.get_by_label("Address").fill(f"{receiver.url}/hook")
+        clicks.click(page.get_by_role("button", name="Add receiver"))
+        secret = page.locator("[role=status] .mono").inner_text()
+        lost()
+        (alert,) = receiver.wait_for(alert_of("lost"), 60)
+        assert is_signed(alert, secret)
+        page.reload()
+        expect(page.get_by_role("region", name="Table: Alerts")).to_contain_text("lost is failing")
 
     page.goto("/")
     with clicks.part("Find and fix a failing server"):

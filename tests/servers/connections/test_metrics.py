@@ -8,7 +8,9 @@ import pytest
 from servers.connections import calls as upstream_calls
 from servers.connections import metrics
 from tests.support.factories import make_program, make_server
+from tests.support.people import make_person
 from tests.support.upstream_calls import call_target, call_tool, run_scenario, wait_until
+from toolcrib.lib.roles import Role
 from toolcrib.pages.about import facts
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -89,3 +91,26 @@ def test_an_open_circuit_is_reported_with_the_time_of_the_next_try():
     assert snapshot.connection == "pausing"
     assert 1 <= snapshot.retry_in <= 8
     assert snapshot.sentence.endswith(f"retry in {snapshot.retry_in} s.")
+
+
+def test_operators_see_the_log_of_a_running_program(client, operator):
+    viewer = make_person("vera@example.org", Role.VIEWER)
+    server = make_program("raw_stdio", "--do", "stderr_flood", slug="raw")
+
+    async def scenario():
+        await call_tool(server, "say")
+        await wait_until(lambda: "the last line" in metrics.read_log(server), "the log is read")
+        pages = []
+        for person in (operator, viewer):
+            await asyncio.to_thread(client.force_login, person)
+            page = await asyncio.to_thread(client.get, f"/servers/{server.slug}")
+            pages.append(page.content.decode())
+        return metrics.read_log(server), pages
+
+    log, (shown, hidden) = run_scenario(scenario)
+    assert "the last line" in log.splitlines()[-1]
+    assert len(log) < 4_000  # of a flood
+    assert "Newest lines on stderr" in shown
+    assert "the last line" in shown
+    assert "the last line" not in hidden
+    assert metrics.read_log(server) == ""

@@ -51,6 +51,11 @@ def sentence(kind, **fields):
             {"mode": "full", "tools": 1, "groups": ["a"], "forked_from": "ses_1"},
         ),
         (
+            "opened in deferred mode, forked from ses_1",
+            "opened",
+            {"mode": "deferred", "forked_from": "ses_1"},
+        ),
+        (
             "call to mail__send held by the rule “Ask first”",
             "held",
             {"tool_name": "mail__send", "rule": "Ask first"},

@@ -14,6 +14,7 @@ from catalog.groups import actions as group_actions
 from catalog.groups import board
 from catalog.groups.preview import cached_group
 from catalog.models import Group
+from catalog.tools import actions as tool_actions
 from catalog.tools.actions import save_custom_tool
 from sessions_app.models import AgentSession, UsageKind
 from sessions_app.review import queries as review_queries
@@ -22,7 +23,15 @@ from sessions_app.usage import call_stats, rollups
 from sessions_app.usage.filters import UsageFilter
 from sessions_app.usage.series import read_series, read_totals
 from tests.support.agent_client import make_agent_client, make_group
-from tests.support.factories import make_agent, make_run, make_server, make_tool, tool_object
+from tests.support.factories import (
+    make_agent,
+    make_call,
+    make_run,
+    make_server,
+    make_session,
+    make_tool,
+    tool_object,
+)
 from toolcrib.lib import figures
 from toolcrib.lib.figures import signed
 
@@ -101,6 +110,52 @@ def test_every_place_shows_the_same_figures_of_a_session(session, signed_in):
     rows = {line["tool"]: line for line in csv.DictReader(io.StringIO(body))}
     assert sum(int(line["calls"]) for line in rows.values()) == row.calls
     assert sum(int(line["errors"]) for line in rows.values()) == row.errors
+
+
+def test_a_fork_starts_with_what_its_parent_had_in_context(session, signed_in):
+    before = AgentSession.objects.get().token_figures
+    fork_id = session.post("/fork").json["id"]
+    fork = AgentSession.objects.get(session_id=fork_id)
+    assert fork.token_figures == before
+
+    _, steps = review_queries.session_timeline(fork)
+    assert steps[0].step.context == before.sent
+    parts = {kind: total for kind, _, total in session_detail.context_meter(fork).parts}
+    assert parts == {
+        name: getattr(before, name) for name in ("catalog", "searches", "definitions", "results")
+    }
+    page = text_of(signed_in.get(f"/sessions/{fork_id}"))
+    assert f"≈{before.sent:,} tokens in context at the end; ≈{before.sent:,} from the" in page
+    assert f"No tokens added, ≈{before.sent:,} tokens in context." in page
+
+
+def test_every_place_shows_the_same_latency(signed_in, admin_token):
+    """p50 and p95 of a server and of a tool: lists, pages, charts, usage, API and CSV."""
+    server = make_server(slug="weather", state="connected")
+    tool, session = make_tool(server, "now"), make_session(make_agent("scout"))
+    for ms in (3, 11, 23, 170, 612):
+        make_call(session, tool, ms=ms)
+    of_server = read_series("24h", UsageKind.SERVER, "weather").total
+    of_tool = read_series("30d", UsageKind.TOOL, tool.public_name).total
+    p50, p95 = of_server.p50, of_server.p95
+    assert (of_tool.p50, of_tool.p95) == (p50, p95)
+
+    for address in ("/servers/weather", f"/tools/{tool.public_name}", "/agents/scout/activity"):
+        page = text_of(signed_in.get(address))
+        assert f"p50 {p50} ms, p95 {p95} ms." in page, address
+        assert f"p95 latency {p95} ms" in page, address
+    assert f"p95 latency {p95} ms" in text_of(signed_in.get("/"))
+    assert f" {p95} ms " in text_of(signed_in.get("/servers"))
+    used = text_of(signed_in.get(f"/tools/{tool.public_name}/use"))
+    assert f"Duration p50 {p50} ms, p95 {p95} ms" in used
+    usage = text_of(signed_in.get("/usage?by=tool"))
+    assert usage.count(f" {p50} ms {p95} ms ") == 3  # table of the chart, breakdown, tools
+    assert f"p95 latency {p95} ms" in usage
+    (line,) = csv.DictReader(io.StringIO(signed_in.get("/usage/tools.csv").content.decode()))
+    assert (line["p50_ms"], line["p95_ms"]) == (str(p50), str(p95))
+    headers = {"Authorization": f"Bearer {admin_token}"}
+    (item,) = signed_in.get("/api/v1/usage/tools", headers=headers).json()["items"]
+    assert (item["p50_ms"], item["p95_ms"]) == (p50, p95)
 
 
 def test_every_place_shows_the_same_money_of_a_session(session, signed_in, admin_token):
@@ -209,6 +264,20 @@ def test_a_session_that_saved_nothing_says_why(session, signed_in):
     assert row.token_figures.explanation in text_of(signed_in.get(f"/sessions/{row.session_id}"))
 
 
+def test_a_tool_that_is_unavailable_counts_nowhere(signed_in):
+    server = make_server(slug="weather")
+    hidden, *_ = [make_tool(server, name) for name in ("now", "later", "never")]
+    group = Group.objects.get(group_id="mcp:weather")
+    group_actions.set_preload(group, list(group.tools.all()), True, actor=SYSTEM)
+    tool_actions.hold(hidden, "Odd.", actor=SYSTEM)
+    cost = board.group_cost(cached_group(group))
+    assert (cost.tools, cost.preloaded) == (2, 2)
+
+    assert "2 2 preloaded" in text_of(signed_in.get("/groups"))
+    shown = text_of(signed_in.get("/groups/mcp:weather"))
+    assert f"Preloaded 2 tools, ≈{cost.preload} tokens, 1 unavailable" in shown
+
+
 def test_every_place_shows_the_same_cost_of_a_group(signed_in, admin_token):
     server = make_server(slug="weather")
     tools = [make_tool(server, name, description="Rain. " * 2_500) for name in ("now", "later")]
@@ -233,6 +302,9 @@ def test_every_place_shows_the_same_cost_of_a_group(signed_in, admin_token):
     over = f"≈{cost.over_budget:,} over {figures.GROUP_BUDGET:,}"
     for address in ("/groups", "/groups/mcp:weather"):
         assert over in text_of(signed_in.get(address)), address
+    assert cost.with_all_preloaded == cost.at_start + cost.rest
+    of_all = f"≈{cost.at_start:,} tokens of ≈{cost.with_all_preloaded:,} with all tools preloaded"
+    assert of_all in text_of(signed_in.get("/groups"))
     attention = text_of(signed_in.get("/"))
     assert f"costs {shown} tokens in each session, above the budget of" in attention
     assert f"session start: {shown} tokens" in text_of(signed_in.get("/agents/scout"))

@@ -101,12 +101,8 @@ def test_calls_errors_and_tokens_are_counted_by_day_and_by_tool(scout, forecast,
     assert (first.tool_name, first.calls, first.errors, first.tokens) == (
         "weather__get_forecast", 4, 1, 60
     )  # fmt: skip
-    assert (first.error_rate, first.tokens_per_call, first.p50_ms, first.p95_ms) == (
-        25.0,
-        15,
-        200,
-        900,
-    )
+    assert (first.error_rate, first.tokens_per_call) == (25.0, 15)
+    assert (first.p50_ms, first.p95_ms) == pytest.approx((200, 900), rel=0.2)
     tool_usage.add_trends(filters(), report.tools)
     assert first.trend[-3:] == [0, 1, 3]
     assert [tool.tool_name for tool in report.tools] == [
@@ -366,8 +362,8 @@ def test_the_charts_compare_with_the_period_before_and_link_to_sessions(
     rollups.count_ended_hours()
     response = as_operator.get("/usage?range=7d")
     page = text_of(response)
-    assert "Calls 2 −50% vs period before" in page
-    assert "Error rate 50.0 % +50.0 points vs period before" in page
+    assert "Calls 2 −50% vs before" in page
+    assert "Error rate 50.0 % +50.0 points vs before" in page
     titles = [panel.title for panel in response.context["panels"]]
     assert titles == ["Calls and errors", "Latency", "Tokens for tools"]
     today = response.context["panels"][0].rows[-1]
