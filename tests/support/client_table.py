@@ -40,7 +40,7 @@ TEXT_ONLY = "The client passes on the content of a result without the structured
 KEEPS_WAITING = "The client drops a call that is cancelled without telling its server."
 BLOCKS = "The client calls tools by functions that block, which cannot be cancelled."
 FORGETS = "The program ends on Ctrl+C without cancelling its call."
-CONNECTS_LATER = "The first call after a restart fails; the program connects again meanwhile."
+REFUSES = "The program refuses the calls after a restart, since it reads the list of tools again."
 NO_IMAGES = "The program shows an image to its user, and gives none to a model of one's own."
 OWN_LOAD_TOOLS = "The client leaves out load_tools, since it has a method of that name."
 
@@ -77,7 +77,6 @@ CLIENTS = (
         "npm-agents",
         "@anthropic-ai/claude-code",
         better="either",
-        limits={"restart": CONNECTS_LATER},
     ),
     Client("Codex CLI", "npm-agents", "@openai/codex"),
     Client(
@@ -93,7 +92,7 @@ CLIENTS = (
         "Copilot CLI",
         "copilot",
         "@github/copilot",
-        limits={"image": NO_IMAGES, "restart": CONNECTS_LATER},
+        limits={"image": NO_IMAGES, "restart": REFUSES},
     ),
     Client("TypeScript SDK 1", "npm-clients", "sdk-1", "sdk1.mjs"),
     Client("TypeScript SDK 2", "npm-agents", "@modelcontextprotocol/client", "sdk2.mjs"),

@@ -24,6 +24,7 @@ class ScriptedProvider:
     ) -> None:
         self.script, self.is_agent = list(script), is_agent
         self._before = dict(before)
+        self._names: dict[str, str] = {}  # of tools, as the program has them
         self._results: dict[object, int] = {}  # tool results up to a response, by its id
         self.requests: list[dict[str, Any]] = []  # bodies, in order
         self.headers: list[dict[str, str]] = []
@@ -44,7 +45,11 @@ class ScriptedProvider:
         turn = self.script[number]
         if isinstance(turn, str):
             return turn
-        return [(_full_name(body["tools"], name), arguments) for name, arguments in turn]
+        # A program that connects again may leave a tool out for a while.
+        for name, _ in turn:
+            if (found := _full_name(body["tools"], name)) is not None:
+                self._names[name] = found
+        return [(self._names.get(name, name), arguments) for name, arguments in turn]
 
     def reply(self, path: str) -> dict[str, Any]:
         if path.endswith(":countTokens"):
@@ -81,7 +86,7 @@ def _parts(content: object) -> list[dict[str, Any]]:
     return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
 
 
-def _full_name(tools: list[dict[str, Any]], end: str) -> str:
+def _full_name(tools: list[dict[str, Any]], end: str) -> str | None:
     """Return the name of a tool in a request; of one in a namespace, after that and a space."""
     names = []
     for tool in tools:
@@ -91,7 +96,7 @@ def _full_name(tools: list[dict[str, Any]], end: str) -> str:
             names += [member["name"] for member in tool["functionDeclarations"]]
         else:
             names.append(tool.get("name") or tool.get("function", {}).get("name", ""))
-    return next((name for name in names if name.endswith(end)), end)
+    return next((name for name in names if name.endswith(end)), None)
 
 
 def _anthropic(turn: Turn, number: int) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def test_an_agent_program_does_what_its_row_says(toolcrib, client, tmp_path):
     seen["list"] = all(name in shown for name in META)
     seen["image"] = PNG in json.dumps(last)
     seen["cancel"] = is_cancelled_at_the_server(toolcrib, client, tmp_path / "cancel")
-    assert seen["again"]
+    assert seen["again"] or "restart" in client.limits
     assert {cell for cell in client_table.CELLS if not seen[cell]} == client.limits.keys()
     client_table.record(client, client_table.read_protocol(toolcrib, agent.name))
 

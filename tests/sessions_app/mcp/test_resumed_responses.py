@@ -23,7 +23,7 @@ def soon(monkeypatch):
 
 def event_id_of(answer):
     fields = dict(line.split(": ", 1) for line in answer.body.decode().splitlines()[:2])
-    assert fields["retry"] == "5000"
+    assert fields["retry"] == "10000"
     return fields["id"]
 
 
