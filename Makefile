@@ -7,10 +7,6 @@ PYTEST = $(BIN)/python -m pytest -q -n 2 --durations=10
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes
 PORT ?= 8000
 DEMO ?= var-demo
-# Markers of tests with MCP clients that are not ours.
-CLIENTS := needs_npm_clients needs_npm_agents needs_mcp1 needs_fastmcp needs_openai_agents \
-  needs_pydantic_ai needs_langchain
-space := $(subst ,, )
 export PORT
 # glibc: memory freed by one thread is reused by the others.
 export MALLOC_ARENA_MAX = 2
@@ -36,10 +32,13 @@ test-all: test
 	@$(BIN)/python -m tests.support.parts
 	@$(PYTEST) -m "e2e and not smoke and not on_demand and not bench"
 
-# Every MCP client that is not ours, installed on demand.
+# Every MCP client that is not ours, in its newest version, installed on demand; writes the table of
+# docs/clients.md.
+test-clients: export CLIENT_VERSIONS = newest
 test-clients: $(VENV)/test.stamp
-	@$(BIN)/python -m tests.support.parts $(CLIENTS)
-	@$(PYTEST) -m "$(subst $(space), or ,$(strip $(CLIENTS)))"
+	@$(BIN)/python -m tests.support.parts needs_client
+	@$(PYTEST) -m needs_client
+	@$(BIN)/python -m tests.support.client_table
 
 lint: $(VENV)/test.stamp
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet .
@@ -98,7 +97,7 @@ lock:
 	  --generate-hashes --no-emit-index-url --no-header --no-annotate -o tests/requirements.lock
 	uv pip compile tests/servers.in --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-header --no-annotate -o tests/servers.lock
-	for name in mcp1 fastmcp openapi openai_agents pydantic_ai langchain; do uv pip compile tests/clients-$$name.in --universal \
+	for name in mcp1 fastmcp openapi openai_agents crewai; do uv pip compile tests/clients-$$name.in --universal \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate \
 	  -o tests/clients-$$name.lock; done
 	uv pip compile tests/peers-mcp-proxy.in --universal --python-version 3.11 --generate-hashes \

@@ -43,8 +43,9 @@ def pytest_itemcollected(item):
 def pytest_collection_modifyitems(config, items):
     missing = parts.missing()
     for item in items:
-        for marker, part in missing.items():
-            if item.get_closest_marker(marker):
+        clients = [f"needs_client:{marker.args[0]}" for marker in item.iter_markers("needs_client")]
+        for key, part in missing.items():
+            if key in clients or item.get_closest_marker(key):
                 if parts.IN_CI:
                     raise pytest.UsageError(
                         f"{part} is missing, and with CI=true nothing is skipped"

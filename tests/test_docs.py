@@ -9,7 +9,7 @@ from django.core.management import get_commands, load_command_class
 from django.urls import resolve
 
 from sessions_app.agents import snippets
-from tests.support import client_table, parts
+from tests.support import client_table
 from tests.support.documents import NEEDS, documents, our_commands, shell_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -227,12 +227,11 @@ def test_every_name_a_recipe_mentions_exists():
     assert len(names) > 20
 
 
-def test_the_table_of_clients_has_the_versions_that_the_tests_install():
-    rows = client_table.read_table()
-    assert rows.keys() == client_table.PACKAGES.keys()
-    for name, row in rows.items():
-        assert row.version == client_table.installed_version(name), name
-        assert row.on_demand == (client_table.LOCKS.get(name) in parts.ON_DEMAND), name
+def test_the_page_of_clients_says_what_the_tests_check():
+    """Its cells and limits; versions, protocols and date are those of `make test-clients`."""
+    records, date = client_table.read_page()
+    assert records.keys() == client_table.BY_TITLE.keys()
+    assert client_table.PAGE.read_text() == client_table.page(records, date)
 
 
 def test_every_snippet_is_run_or_named_as_not_run():

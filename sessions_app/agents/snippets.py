@@ -140,7 +140,7 @@ def _json(value: object) -> str:
 
 
 MODEL = "MODEL is the name of your model"
-AGENT_FRAMEWORK_PACKAGES = "agent-framework-core agent-framework-openai mcp"
+AGENT_FRAMEWORK_PACKAGES = "agent-framework-core agent-framework-openai mcp tenacity"
 PROGRAMS = (  # title, language, template, note
     (
         "OpenAI Agents SDK",

@@ -77,6 +77,7 @@ STREAM_CLOSE_SECONDS = 1.0  # time for streams to end before they are cancelled
 CALL_METHODS = frozenset({tool_calls.METHOD, *feature_requests.METHODS})
 SESSION_HEADER = "mcp-session-id"
 NAME_HEADER = "toolcrib-session"
+FIRST_RESUMABLE_VERSION = "2025-11-25"  # clients before it do not expect an event without data
 MAX_SESSION_NAME = 100
 BROWSER_NOTICE = (
     "This is the MCP endpoint of Toolcrib. It has no page for browsers.\n"
@@ -242,17 +243,20 @@ class Endpoint:
             await send_protocol_error(send, error, message["id"])
             return
         run = tool_calls.run if call.method == tool_calls.METHOD else feature_requests.run
-        if not request.is_modern:
-            connection = await request.find_connection(renew=False)
-            if connection.capabilities:
-                call = replace(call, capabilities=connection.capabilities)
         if request.is_modern:  # a disconnect is a cancellation
             await cancel_on_disconnect(tool_calls.respond(caller, call, send, run=run), receive)
             if mcp_sessions.has_changed_list(caller):
                 await self.server.notify_changed_list(caller)
             return
-        with self.calls.running(request.connection_id, call.request_id) as is_cancelled:
-            list_version = await tool_calls.respond(caller, call, send, is_cancelled, run)
+        connection = await request.find_connection(renew=False)
+        if connection.capabilities:
+            call = replace(call, capabilities=connection.capabilities)
+        is_resumable = connection.protocol_version >= FIRST_RESUMABLE_VERSION
+        first = tool_calls.first_event(call.request_id) if is_resumable else b""
+        with self.calls.running(request.connection_id, call.request_id) as running:
+            list_version = await tool_calls.respond(
+                *(caller, call, running.keep_end(send), lambda: running.is_cancelled, run, first)
+            )
         if list_version:
             self.streams.set_known(request.connection_id, list_version)
 
@@ -342,11 +346,18 @@ class Endpoint:
         await rate_limits.add_bytes(key.agent, live.sent_bytes)
 
     async def _open_stream(self, request: Request, receive: Receive, send: Send) -> None:
-        """Open the notification stream of a handshake connection."""
+        """Open the notification stream of a handshake connection, or resume that of a call."""
         key = await request.check_key()
         await request.find_connection(renew=True)
         await request.check_session(key)
         ids = request.connection_id, request.url_session_id
+        resumed = tool_calls.resumed_request(request.headers.get("last-event-id", ""))
+        if resumed is not None:
+            await read_body(receive, settings.MAX_BODY_BYTES)  # before the message that it left
+            with self.streams.register(key.pk, stream=True) as live:
+                resuming = self.calls.resume(request.connection_id, resumed, live.track(send))
+                await live.run(cancel_on_disconnect(resuming, receive), send)
+            return
         caller = await request.find_caller()
         with self.streams.register(key.pk, stream=True) as live:
             async with self.streams.notifications_of(*ids, caller) as stream:

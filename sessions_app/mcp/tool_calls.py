@@ -6,6 +6,7 @@ that proxies keep the connection open.
 """
 
 import asyncio
+import base64
 import json
 import logging
 from collections import deque
@@ -41,7 +42,7 @@ from sessions_app.dispatch.planner import CallRequest
 from sessions_app.held_calls import checking
 from sessions_app.held_calls.waiting import watch
 from sessions_app.ledger import writer as ledger_writer
-from sessions_app.ledger.calls import CallResponse
+from sessions_app.ledger.calls import CHECK_BEFORE_RETRY, CallResponse
 from sessions_app.mcp import elicitation, questions
 from sessions_app.mcp.errors import Id, ProtocolError, error_message
 from sessions_app.mcp.sessions import (
@@ -60,7 +61,7 @@ from sessions_app.sessions.loading import SessionEnded
 from sessions_app.sessions.schemas import CallIn, CheckCallIn, DetailsIn, LoadIn, SearchIn
 from toolcrib.lib.errors import DatabaseUnavailable, ToolcribError
 from toolcrib.lib.json_codec import canonical, join_members
-from toolcrib.lib.protocols.asgi import Scope, Send, content_type_of, send_response
+from toolcrib.lib.protocols.asgi import Message, Scope, Send, content_type_of, send_response
 from toolcrib.lib.telemetry import tracing
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ METHOD = "tools/call"
 META = "io.modelcontextprotocol/"
 SEARCHES = ("search_tools", "tool_search", "tool_search_regex")
 PING_SECONDS = 15.0
+FIRST_EVENT_SECONDS = 1.0
+RECONNECT_SECONDS = 10  # Toolcrib has started again by then; clients try a few times
 ANSWER_SECONDS = 20.0  # for the result of a call that its user has just allowed
 CANCELLATION_POLL_SECONDS = 0.5
 MAX_QUEUED_PROGRESS = 100
@@ -424,13 +427,16 @@ def _validation_error_result(name: str, error: ValidationError) -> Result:
 class CallResponder:
     """Sends the response to one call: JSON, or an event stream once something precedes it."""
 
-    def __init__(self, call: ToolCall, send: Send) -> None:
+    def __init__(self, call: ToolCall, send: Send, first_event: bytes = b"") -> None:
         self._call, self._send = call, send
         self._loop = asyncio.get_running_loop()
         self._queue: deque[bytes] = deque(maxlen=MAX_QUEUED_PROGRESS)
         self.is_stream = self._is_ended = False
         self._sending: asyncio.Task[None] | None = None
         self._timer = self._loop.call_later(PING_SECONDS, self._ping)
+        self._first: asyncio.TimerHandle | None = None
+        if first_event:
+            self._first = self._loop.call_later(FIRST_EVENT_SECONDS, self._enqueue, first_event)
 
     def report_progress(self, progress: float, total: float | None, message: str | None) -> None:
         """Queue a server's progress; drop the oldest entries if the client is slow."""
@@ -495,6 +501,8 @@ class CallResponder:
 
     def close(self) -> None:
         self._timer.cancel()
+        if self._first is not None:
+            self._first.cancel()
 
 
 def result_message(call: ToolCall, result: Result) -> str:
@@ -502,8 +510,12 @@ def result_message(call: ToolCall, result: Result) -> str:
     if call.is_modern:
         members.setdefault("resultType", '"complete"')
         members["_meta"] = _with_server_info(members.get("_meta"))
+    return _envelope(call.request_id, members)
+
+
+def _envelope(request_id: Id, members: Mapping[str, str]) -> str:
     return join_members(
-        {"jsonrpc": '"2.0"', "id": canonical(call.request_id), "result": join_members(members)}
+        {"jsonrpc": '"2.0"', "id": canonical(request_id), "result": join_members(members)}
     )
 
 
@@ -537,12 +549,15 @@ async def respond(
     send: Send,
     is_cancelled: Callable[[], bool] = lambda: False,  # by its client
     run: Run = run,
+    first_event: bytes = b"",
 ) -> int:
     """Run a call and send its response; return the `list_version` of its result.
 
+    A response that takes long becomes an event stream; the first event, if any, starts it earlier.
+
     Raises ToolcribError for errors that are not results, before anything is sent.
     """
-    responder = CallResponder(call, send)
+    responder = CallResponder(call, send, first_event)
     on_progress = responder.report_progress if call.progress_token is not None else None
     try:
         result = await run(caller, call, on_progress, responder.send_request)
@@ -575,36 +590,97 @@ async def respond(
     return result.list_version
 
 
-# --- Cancellation by older clients ----------------------------------------------------------------
+# --- Calls of handshake connections ---------------------------------------------------------------
+
+EVENT_PREFIX = "call-"
+
+
+def first_event(request_id: Id) -> bytes:
+    """Return the event that lets a client resume the stream of a response whose connection broke.
+
+    Its id names the request. Without it the Python SDK gives up all that is connected, and
+    Toolcrib must be able to answer after a restart, so nothing but the request is remembered.
+    """
+    name = base64.urlsafe_b64encode(canonical(request_id).encode()).decode()
+    retry = RECONNECT_SECONDS * 1000
+    return f"id: {EVENT_PREFIX}{name}\r\nretry: {retry}\r\ndata: \r\n\r\n".encode()
+
+
+def resumed_request(event_id: str) -> int | str | None:
+    """Return the request that the id of an event names; None if it is not of `first_event`."""
+    if not event_id.startswith(EVENT_PREFIX):
+        return None
+    try:
+        request_id = json.loads(base64.urlsafe_b64decode(event_id.removeprefix(EVENT_PREFIX)))
+    except ValueError:
+        return None
+    return request_id if isinstance(request_id, int | str) else None
+
+
+def _lost_response(request_id: Id) -> bytes:
+    text = "The connection broke before the response to this call arrived. The tool may have run."
+    result = text_result(f"{text}\n\n{CHECK_BEFORE_RETRY}", is_error=True)
+    return stream_event(_envelope(request_id, result.members))
+
+
+class RunningCall:
+    """A call of a handshake connection in this process."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self.task, self.is_cancelled = task, False  # by its client
+        self.end: asyncio.Future[bytes] = task.get_loop().create_future()  # of its response
+
+    def keep_end(self, send: Send) -> Send:
+        """Return `send` that also keeps the last part of the response, for another stream."""
+
+        async def keeping_send(message: Message) -> None:
+            is_last = not message.get("more_body") and message["type"] == "http.response.body"
+            if is_last and not self.end.done():
+                self.end.set_result(message.get("body", b""))
+            await send(message)
+
+        return keeping_send
 
 
 class ConnectionCalls:
-    """Running calls of handshake connections, which their clients may cancel by request id.
+    """Running calls of handshake connections: their clients may cancel them by request id, and
+    resume the streams of their responses.
 
-    The notification may reach another process than the call. It is then left in the connection's
+    A cancellation may reach another process than the call. It is then left in the connection's
     row, where the process of the call looks for it.
     """
 
     def __init__(self) -> None:
-        self._running: dict[tuple[str, Id], set[asyncio.Task[Any]]] = {}
-        self._cancelled: set[asyncio.Task[Any]] = set()
+        self._running: dict[tuple[str, Id], list[RunningCall]] = {}
 
     @contextmanager
-    def running(self, connection_id: str, request_id: Id) -> Iterator[Callable[[], bool]]:
-        """Register the current task; yield a function that tells whether it was cancelled.
-
-        A client may reuse an id: each of its calls gets its own response.
-        """
+    def running(self, connection_id: str, request_id: Id) -> Iterator[RunningCall]:
+        """Register the current task. A client may reuse an id: each call gets its response."""
         task, key = asyncio.current_task(), (connection_id, request_id)
         assert task is not None  # noqa: S101 - a running coroutine has a task
-        self._running.setdefault(key, set()).add(task)
+        call = RunningCall(task)
+        self._running.setdefault(key, []).append(call)
         try:
-            yield lambda: task in self._cancelled
+            yield call
         finally:
-            self._cancelled.discard(task)
-            self._running[key].discard(task)
+            if not call.end.done():
+                call.end.set_result(b"")
+            self._running[key].remove(call)
             if not self._running[key]:
                 del self._running[key]
+
+    async def resume(self, connection_id: str, request_id: Id, send: Send) -> None:
+        """Send the response to a call on a new stream; if it is lost, an error that says so."""
+        calls = self._running.get((connection_id, request_id))
+        end = calls[-1].end if calls else None
+        await start_stream(send, {b"mcp-session-id": connection_id.encode()})
+        data = first_event(request_id)
+        while end is not None and not end.done():
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await asyncio.wait({end}, timeout=PING_SECONDS)
+            data = b": ping\r\n\r\n"
+        body = (end.result() if end is not None else b"") or _lost_response(request_id)
+        await send({"type": "http.response.body", "body": body})
 
     async def cancel(self, connection_id: str, request_id: object) -> None:
         if not isinstance(request_id, int | str):
@@ -615,9 +691,10 @@ class ConnectionCalls:
             await ledger_writer.run_off_loop(add_cancellation, connection_id, request_id)
 
     def _cancel(self, connection_id: str, request_id: Id) -> None:
-        for task in self._running.get((connection_id, request_id), set()) - self._cancelled:
-            self._cancelled.add(task)
-            task.cancel()
+        for call in self._running.get((connection_id, request_id), []):
+            if not call.is_cancelled:
+                call.is_cancelled = True
+                call.task.cancel()
 
     async def take_cancellations(self) -> None:
         """Cancel calls whose cancellation another process received."""

@@ -2,8 +2,15 @@
 
 import pytest
 
+from sessions_app.mcp import tool_calls
 from sessions_app.models import Agent
 from tests.support.agent_client import AgentClient, add_tools, make_agent_client
+
+
+@pytest.fixture(autouse=True)
+def responses_without_events(monkeypatch):
+    """A busy machine must not make an event stream of the response to an older client."""
+    monkeypatch.setattr(tool_calls, "FIRST_EVENT_SECONDS", 3_600.0)
 
 
 @pytest.fixture

