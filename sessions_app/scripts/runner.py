@@ -121,8 +121,20 @@ async def run_script(
     assert agent is not None  # noqa: S101 - set by the attempt
     if is_new:
         _spawn(run, _run_new(run, Caller(caller.digest, session_id), scope, agent))
-    await watch.wait(run.run_id, wait)
+    try:
+        await watch.wait(run.run_id, wait)
+    except asyncio.CancelledError:
+        if request.idempotency_key is None:  # with one, the caller asks again
+            _end_here(run, Disconnected())
+        raise
     return await _answer(agent, run.run_id)
+
+
+class Disconnected(ToolcribError):
+    code = "cancelled"
+
+    def __init__(self) -> None:
+        super().__init__("The request was cancelled before this script ended.")
 
 
 async def check_run(digest: str, run_id: str, wait: float) -> dict[str, Any]:
@@ -155,13 +167,17 @@ async def _answer(agent: Agent, run_id: str) -> dict[str, Any]:
 
 
 class _RunTask:
-    """A running script. It is ended when its key is revoked, or Toolcrib stops."""
+    """A running script. It is ended when its key is revoked, its request is cancelled, or Toolcrib
+    stops.
+    """
 
     def __init__(self, run: ScriptRun, task: "asyncio.Task[None]") -> None:
         self.run, self.task = run, task
         self.key = run.key_id
+        self.reason = ScriptFailed("interrupted", runs.INTERRUPTED)
 
     def end(self, reason: ToolcribError) -> None:
+        self.reason = ScriptFailed(reason.code, reason.sentence)
         self.task.get_loop().call_soon_threadsafe(self.task.cancel)
 
     def on_done(self, task: "asyncio.Task[None]") -> None:
@@ -180,6 +196,12 @@ def _spawn(run: ScriptRun, work: Any) -> None:
     _tasks.add(own)
     key_revocation.running.add(own)
     own.task.add_done_callback(own.on_done)
+
+
+def _end_here(run: ScriptRun, reason: ToolcribError) -> None:
+    """End a script if this process runs it."""
+    for own in [own for own in _tasks if own.run.pk == run.pk]:
+        own.end(reason)
 
 
 async def stop() -> None:
@@ -237,7 +259,7 @@ async def _drive(
     except TimeoutError:
         error = ScriptFailed("TimeoutError", f"The script ran longer than {run.timeout:g} s.")
     except asyncio.CancelledError:
-        error = ScriptFailed("interrupted", runs.INTERRUPTED)
+        error = next(own.reason for own in _tasks if own.run.pk == run.pk)
     except Exception:
         logger.exception("Script %s failed", run.run_id)
         error = ScriptFailed("InternalError", "Toolcrib failed to run this script.")
@@ -309,6 +331,7 @@ def _read_paused(run: ScriptRun, engine: Engine) -> _Paused:
     row = ScriptRun.objects.select_related("session__agent", "key").get(pk=run.pk)
     if row.key is None:
         raise ScriptFailed("PermissionError", "The key that ran this script was deleted.")
+    runs.check_permitted(row.session.agent)  # the setting may have been turned off meanwhile
     caller = Caller(row.key.sha256, row.session.session_id)
     broker, waiting = read_journal(
         sealed["journal"], caller, run.pk, row.session.agent.calls_in_flight
