@@ -26,7 +26,7 @@ from sessions_app.dispatch.authorization import Authorization, Caller
 from sessions_app.held_calls.waiting import EndWatch
 from sessions_app.ledger import writer as ledger_writer
 from sessions_app.ledger.calls import CallResponse, check_idempotency_key
-from sessions_app.models import ENDED_RUNS, Agent, RunState, ScriptRun
+from sessions_app.models import ENDED_RUNS, Agent, AgentSession, RunState, ScriptRun
 from sessions_app.models.encryption import UNREADABLE
 from sessions_app.scripts import engines, runs, signatures
 from sessions_app.scripts.broker import Broker, held_of, read_journal, write_journal
@@ -302,9 +302,12 @@ class _Paused:
 
 
 async def continue_run(run: ScriptRun) -> None:
-    """Continue a claimed run with the outcomes of the calls it waited for."""
+    """Continue a claimed run with the outcomes of the calls it waited for, or start it."""
     try:
         engine = engines.find_engine(run.language)
+        if runs.is_queued(run):
+            await _run_new(run, *await ledger_writer.run_off_loop(_read_queued, run))
+            return
         paused = await ledger_writer.run_off_loop(_read_paused, run, engine)
     except (ScriptFailed, ToolcribError) as error:
         failed = error if isinstance(error, ScriptFailed) else ScriptFailed(error.code, str(error))
@@ -328,24 +331,34 @@ def _read_paused(run: ScriptRun, engine: Engine) -> _Paused:
     sealed = json.loads(run.snapshot)
     if sealed["run"] != run.run_id:
         raise ScriptFailed("expired", "The paused script belongs to another run.")
-    row = ScriptRun.objects.select_related("session__agent", "key").get(pk=run.pk)
-    if row.key is None:
-        raise ScriptFailed("PermissionError", "The key that ran this script was deleted.")
-    runs.check_permitted(row.session.agent)  # the setting may have been turned off meanwhile
-    caller = Caller(row.key.sha256, row.session.session_id)
-    broker, waiting = read_journal(
-        sealed["journal"], caller, run.pk, row.session.agent.calls_in_flight
-    )
+    session, caller = _read_caller(run)
+    broker, waiting = read_journal(sealed["journal"], caller, run.pk, session.agent.calls_in_flight)
     sent = runs.payload_of(run)
-    modules = signatures.named_in(sent["code"], signatures.names_of(scope_of_session(row.session)))
+    modules = signatures.named_in(sent["code"], signatures.names_of(scope_of_session(session)))
     program = Program(sent["code"], modules, json.loads(sent["input"]))
-    taken = runs.take_responses(run, row.session.agent)
+    taken = runs.take_responses(run, session.agent)
     responses = {number: taken[call_id] for number, call_id in held_of(sealed["journal"]).items()}
     return _Paused(caller, program, broker, waiting, b64decode(sealed["snapshot"]), responses)
 
 
+def _read_queued(run: ScriptRun) -> tuple[Caller, SessionScope, Agent]:
+    session, caller = _read_caller(run)
+    return caller, scope_of_session(session), session.agent
+
+
+def _read_caller(run: ScriptRun) -> tuple[AgentSession, Caller]:
+    """Return the session of a run, and its caller. Raises what forbids to go on."""
+    row = ScriptRun.objects.select_related("session__agent", "key").get(pk=run.pk)
+    if row.key is None:
+        raise ScriptFailed("PermissionError", "The key that ran this script was deleted.")
+    runs.check_permitted(row.session.agent)  # the setting may have been turned off meanwhile
+    return row.session, Caller(row.key.sha256, row.session.session_id)
+
+
 class Continuer:
-    """Continues scripts whose held calls were decided, and wakes those that wait for a script."""
+    """Starts queued scripts, continues those whose held calls were decided, and wakes those that
+    wait for a script.
+    """
 
     def __init__(self, database: Changes) -> None:
         self._database = database
