@@ -395,7 +395,10 @@ def run_script() -> dict[str, Any]:
 def meta_tools(strategy: str, *, has_scripts: bool = False) -> list[dict[str, Any]]:
     """Return the tools that give access to all others."""
     text = {"type": "string"}
-    for_scripts = {"signatures": {"type": "boolean", "description": "As functions for scripts"}}
+    languages = ["python", "typescript"]
+    for_scripts = {
+        "signatures": {**text, "enum": languages, "description": "As functions for scripts"}
+    }
     detail = {**text, "enum": ["name", "summary", "full"]}
     tools = [
         (

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +98,7 @@ async def run_script(
     """Start a script; return how it stands when it ended, was paused, or after `wait` seconds."""
     agent: Agent | None = None
 
-    async def attempt(authorization: Authorization) -> tuple[ScriptRun, bool, SessionScope]:
+    async def attempt(authorization: Authorization) -> tuple[ScriptRun, bool, Authorization]:
         nonlocal agent
         if agent is None:
             await rate_limits.check_request(authorization.agent)
@@ -114,13 +114,14 @@ async def run_script(
             request.idempotency_key,
         )
         run, is_new = await ledger_writer.run_off_loop(runs.start, authorization, new)
-        return run, is_new, authorization.scope
+        return run, is_new, authorization
 
-    run, is_new, scope = await authorizations.run_authorized(caller, attempt)
+    run, is_new, authorization = await authorizations.run_authorized(caller, attempt)
     session_id = await caller.find_session(renew=False)
     assert agent is not None  # noqa: S101 - set by the attempt
     if is_new:
-        _spawn(run, _run_new(run, Caller(caller.digest, session_id), scope, agent))
+        given = _Given(authorization.scope, authorization.shown_definition)
+        _spawn(run, _run_new(run, Caller(caller.digest, session_id), given, agent))
     try:
         await watch.wait(run.run_id, wait)
     except asyncio.CancelledError:
@@ -219,10 +220,21 @@ async def drain() -> None:
         await asyncio.wait({own.task for own in _tasks})
 
 
-async def _run_new(run: ScriptRun, caller: Caller, scope: SessionScope, agent: Agent) -> None:
-    names = signatures.names_of(scope)
+@dataclass(frozen=True)
+class _Given:
+    """The tools of a session, and which definition of each it was shown, if any."""
+
+    scope: SessionScope
+    shown: Callable[[str], int | None] = lambda _: None
+
+
+async def _run_new(run: ScriptRun, caller: Caller, given: _Given, agent: Agent) -> None:
+    names = signatures.names_of(given.scope)
     sent = runs.payload_of(run)
-    modules = await asyncio.to_thread(signatures.named_in, sent["code"], names)
+    # Reads the database for earlier definitions.
+    modules = await ledger_writer.run_off_loop(
+        signatures.named_in, sent["code"], names, given.shown
+    )
     public = {tool.name: tool.public_name for tools in modules.values() for tool in tools}
     program = Program(sent["code"], modules, json.loads(sent["input"]))
     broker = Broker(caller, run.pk, public, agent.calls_in_flight)
@@ -341,9 +353,9 @@ def _read_paused(run: ScriptRun, engine: Engine) -> _Paused:
     return _Paused(caller, program, broker, waiting, b64decode(sealed["snapshot"]), responses)
 
 
-def _read_queued(run: ScriptRun) -> tuple[Caller, SessionScope, Agent]:
+def _read_queued(run: ScriptRun) -> tuple[Caller, _Given, Agent]:
     session, caller = _read_caller(run)
-    return caller, scope_of_session(session), session.agent
+    return caller, _Given(scope_of_session(session)), session.agent
 
 
 def _read_caller(run: ScriptRun) -> tuple[AgentSession, Caller]:

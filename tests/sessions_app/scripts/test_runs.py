@@ -15,7 +15,7 @@ from sessions_app.dispatch.authorization import Caller
 from sessions_app.models import Agent, ApiKey, Call, Event, ScriptRun
 from sessions_app.scripts import engines, runner
 from tests.sessions_app.rules.test_dispatch import add_rule
-from tests.sessions_app.scripts.conftest import result
+from tests.sessions_app.scripts.conftest import add_parameter, result
 from tests.sessions_app.sessions.test_endpoint import in_database
 from tests.support.agent_client import make_agent_client
 from toolcrib.lib.protocols.asgi import bearer_digest
@@ -144,6 +144,22 @@ def test_types_are_checked_before_anything_runs(script):
     assert answer["error"]["line"] == 2
     assert "`result`" in answer["error"]["message"]
     assert answer["calls"] == []
+
+
+def test_types_are_those_of_the_definition_that_the_session_was_shown(run):
+    """As the arguments of its calls are: so one correction suffices here, too."""
+
+    async def scenario(web):
+        await web.post("load", {"group_id": "mcp:raw", "tool_names": ["say"]})
+        await in_database(add_parameter)
+        by_the_old = await web.script(FIRST)
+        return by_the_old, await web.script(FIRST[:-1] + ", new='x')")
+
+    old, new = run(scenario)
+    assert old["error"]["type"] == "RuntimeError"
+    assert '"new"' in old["error"]["message"]
+    assert [call["state"] for call in old["calls"]] == ["refused"]
+    assert (new["status"], new["result"]) == ("completed", "one")
 
 
 def test_long_output_is_cut_with_a_mark_and_stays_valid_json(script):
