@@ -379,7 +379,11 @@ def check_call(*, has_scripts: bool = False) -> dict[str, Any]:
 def run_script() -> dict[str, Any]:
     """Return the tool that runs a script of calls."""
     source = {"type": "string", "description": "The last expression is the result"}
-    language = {"enum": ["python", "typescript"], "description": TYPESCRIPT_DESCRIPTION}
+    language = {
+        "type": "string",
+        "enum": ["python", "typescript"],
+        "description": TYPESCRIPT_DESCRIPTION,
+    }
     schema = _object(
         {
             "code": source,

@@ -18,6 +18,7 @@ from sessions_app.dispatch import dispatcher
 from sessions_app.dispatch.authorization import Caller
 from sessions_app.dispatch.key_revocation import KeyRevoked
 from sessions_app.dispatch.planner import ON_LOOP_BYTES, CallRequest
+from sessions_app.held_calls import checking
 from sessions_app.ledger.calls import CallResponse
 from sessions_app.models import NOT_RUN, UNFINISHED, CallPath, CallState
 from sessions_app.scripts.engines import (
@@ -117,6 +118,8 @@ class Broker:
             self.held[call.number] = response.call_id
         else:
             await self.take(call.number, call.name, response)
+            if response.held_call is not None:  # the same call was held earlier, and is answered
+                await checking.confirm_arrival(response.held_call)
 
     def _check(self, call: ToolCall) -> Failure | None:
         if call.name not in self.names:

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -192,11 +192,34 @@ class _RunTask:
 _tasks: set[_RunTask] = set()
 
 
-def _spawn(run: ScriptRun, work: Any) -> None:
-    own = _RunTask(run, asyncio.ensure_future(work))
+def _spawn(run: ScriptRun, work: Coroutine[Any, Any, None]) -> None:
+    own = _RunTask(run, asyncio.ensure_future(_supervise(run, work)))
     _tasks.add(own)
     key_revocation.running.add(own)
     own.task.add_done_callback(own.on_done)
+
+
+async def _supervise(run: ScriptRun, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work of a run. What ends it before the script is driven ends the run, too."""
+    try:
+        await work
+        return
+    except asyncio.CancelledError:
+        error = _reason(run)
+    except Exception:
+        logger.exception("Script %s failed", run.run_id)
+        error = _internal_error()
+    outcome = Outcome("", 0.0, run.tokens_spared, error=error)
+    await ledger_writer.run_off_loop(runs.finish, run, outcome)
+
+
+def _reason(run: ScriptRun) -> ScriptFailed:
+    """Return why a script of this process was cancelled."""
+    return next(own.reason for own in _tasks if own.run.pk == run.pk)
+
+
+def _internal_error() -> ScriptFailed:
+    return ScriptFailed("InternalError", "Toolcrib failed to run this script.")
 
 
 def _end_here(run: ScriptRun, reason: ToolcribError) -> None:
@@ -271,10 +294,10 @@ async def _drive(
     except TimeoutError:
         error = ScriptFailed("TimeoutError", f"The script ran longer than {run.timeout:g} s.")
     except asyncio.CancelledError:
-        error = next(own.reason for own in _tasks if own.run.pk == run.pk)
+        error = _reason(run)
     except Exception:
         logger.exception("Script %s failed", run.run_id)
-        error = ScriptFailed("InternalError", "Toolcrib failed to run this script.")
+        error = _internal_error()
     outcome = Outcome(logs, time.monotonic() - started, broker.tokens, result, is_cut, error)
     if sealed and error is None:
         held = list(broker.held.values())

@@ -181,6 +181,49 @@ def test_equal_calls_are_one_call_and_each_gets_its_result(run, rule):
     assert HeldCall.objects.exclude(answer="").count() == 0
 
 
+def forget_sending() -> None:
+    """Let the time pass in which an answer counts as being sent."""
+    HeldCall.objects.update(sending_until=timezone.now())
+
+
+def test_the_result_of_an_earlier_held_call_is_given_to_a_script_once(run, rule):
+    """Afterwards the same call is a new one, which a person decides about again."""
+    body = {"tool_name": "raw__say", "arguments": {"result": result("told")}}
+
+    async def scenario(web):
+        assert (await web.call(body)).json["state"] == "held"
+        await decide()
+        await web.executor.run_once()
+        await web.executor.drain()
+        first = await web.script(SAY)
+        await in_database(forget_sending)
+        return first, await web.script(SAY)
+
+    first, second = run(scenario)
+    assert (first["status"], first["result"]) == ("completed", "told")
+    assert (second["status"], Call.objects.count()) == ("held", 2)
+
+
+def test_the_result_of_a_held_call_whose_script_was_interrupted_is_given_once(run, rule):
+    body = {"tool_name": "raw__say", "arguments": {"result": result("told")}}
+
+    async def scenario(web):
+        await pause(web, SAY)
+        await decide()
+        await web.executor.run_once()
+        await web.executor.drain()
+        lost = timezone.now() + timedelta(days=2)
+        assert await in_database(runs.recover, lost) == 1
+        first = await web.call(body)
+        await in_database(forget_sending)
+        return first.json, (await web.call(body)).json
+
+    first, second = run(scenario)
+    assert (first["state"], first["content"][0]["text"]) == ("succeeded", "told")
+    assert second["state"] == "held"
+    assert second["call_id"] != first["call_id"]
+
+
 def test_a_script_may_be_paused_several_times(run, rule):
     code = "\n".join(f"print(await raw.say(result={result(str(n))!r}))" for n in range(3))
 

@@ -145,6 +145,17 @@ def test_a_trial_that_no_process_starts_has_failed_and_leaves_nothing(admin):
     assert runs.NOT_STARTED in row.error
 
 
+def test_a_script_that_cannot_be_read_any_more_has_failed(run, admin):
+    async def scenario(web):
+        row = await in_database(send, admin, "1")
+        await in_database(lambda: ScriptRun.objects.update(payload="", input="not JSON"))
+        await web.execute()
+        return row.run_id
+
+    row = ScriptRun.objects.get(run_id=run(scenario))
+    assert (row.state, row.error_type) == ("failed", "InternalError")
+
+
 def test_its_key_opens_nothing_and_the_agents_other_keys_are_kept(run, admin):
     async def scenario(web):
         row = await in_database(send, admin, "1")
