@@ -20,8 +20,10 @@ from sessions_app.sessions.api import (
     readable_session,
     served_by_endpoint,
 )
+from sessions_app.sessions.loading import SessionLoads
 from sessions_app.sessions.schemas import WaitIn
 from sessions_app.sessions.scope import scope_of_session
+from sessions_app.sessions.surface import context_of
 from toolcrib.lib.api_schemas import ERROR_BODIES
 from toolcrib.lib.errors import NotFound
 from toolcrib.lib.payloads import check_value
@@ -35,7 +37,8 @@ router = Router(tags=["scripts"])
 def get_sdk(request: HttpRequest, session_id: str, options: Query[SdkIn]) -> dict[str, Any]:
     """Get the session's tools as typed functions, in Python or TypeScript."""
     check_value({"tools": options.tools, "group_id": options.group_id}, "")
-    scope = scope_of_session(readable_session(request, session_id))
+    session = readable_session(request, session_id)
+    scope = scope_of_session(session)
     names = signatures.names_of(scope)
     wanted = [name.strip() for name in options.tools.split(",") if name.strip()]
     if wanted:
@@ -52,7 +55,9 @@ def get_sdk(request: HttpRequest, session_id: str, options: Query[SdkIn]) -> dic
             )
         members = {member.tool.name for member in group.members}
         tools = [tool for tool in tools if tool.public_name in members]
-    text = signatures.render(tools[:MAX_SDK_TOOLS], options.lang)
+    shown = SessionLoads(context_of(session)).shown_definitions
+    listed = [tool.as_defined(shown.get(tool.public_name)) for tool in tools[:MAX_SDK_TOOLS]]
+    text = signatures.render(listed, options.lang)
     return {
         "lang": options.lang,
         "text": text,

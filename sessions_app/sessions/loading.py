@@ -157,6 +157,13 @@ class SessionLoads:
         return {name: self.newer[name]["definition"] for name in others}
 
     @property
+    def shown_definitions(self) -> dict[str, int | None]:
+        """Return the definition of each tool that the session was last shown, by name."""
+        initial = surface.with_newer(self.context.surface.pins, self.newer)
+        pins = initial | self.pins
+        return {name: pin["definition"] for name, pin in pins.items()} | self.detailed
+
+    @property
     def is_changed(self) -> bool:
         """Return whether something that authorizations cache is to be written."""
         context = self.context

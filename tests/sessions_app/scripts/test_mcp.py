@@ -237,8 +237,10 @@ def test_a_load_gives_the_same_functions_after_the_tool_was_changed(agent):
     """They are those that the session was shown, which its calls are validated by."""
     session = agent.open()
     first = session.load("mcp:raw", "say", signatures=True).json
+    sdk = session.get("/sdk?tools=raw__say").json
     add_parameter()
     assert session.load("mcp:raw", "say", signatures=True).json == first
+    assert session.get("/sdk?tools=raw__say").json == sdk
     assert "new: str" in agent.open().load("mcp:raw", "say", signatures=True).json["signatures"]
 
 
