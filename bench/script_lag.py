@@ -2,11 +2,11 @@
 
     python bench/script_lag.py [--scripts 200] [--json]
 
-The scripts of tests/sessions_app/scripts/test_hostile_scripts.py run one after the other on an
-installation, while a second one does nothing. In the same seconds both are asked for an answer that
-their event loop gives by itself: what it takes is the lag. After each script an ordinary one has to
-succeed, in the same process. The limit is for the difference of the 99th percentiles; the longest
-waits depend on the machine, and are printed.
+The scripts of tests/sessions_app/scripts/test_hostile_scripts.py and test_hostile_typescript.py run
+one after the other on an installation, while a second one does nothing. In the same seconds both
+are asked for an answer that their event loop gives by itself: what it takes is the lag. After each
+script an ordinary one has to succeed, in the same process. The limit is for the difference of the
+99th percentiles; the longest waits depend on the machine, and are printed.
 """
 
 import argparse
@@ -27,7 +27,8 @@ import django  # noqa: E402
 
 django.setup()
 
-from tests.sessions_app.scripts import test_hostile_scripts as hostile  # noqa: E402
+from tests.sessions_app.scripts import test_hostile_scripts as python  # noqa: E402
+from tests.sessions_app.scripts import test_hostile_typescript as typescript  # noqa: E402
 from tests.support.agents import make_agent, register_stdio  # noqa: E402
 from tests.support.installation import Installation  # noqa: E402
 from toolcrib.lib.figures import percentile  # noqa: E402
@@ -35,6 +36,7 @@ from toolcrib.lib.figures import percentile  # noqa: E402
 MAX_LAG_MS = 50.0  # above that of the idle process
 INTERVAL = 0.01  # seconds between two samples
 UNLIMITED = dict.fromkeys(("calls_per_minute", "cost_per_minute"), 10**9)
+ORDINARY = {"python": "1 + 1", "typescript": "return 1 + 1"}
 WRONG_HOST = "unknown.invalid"  # answered with 421 on the event loop, before anything else
 
 
@@ -73,15 +75,19 @@ class Sampler(threading.Thread):
 
 
 def choose_scripts(number):
-    """Return scripts of every kind, evenly spread."""
-    codes = [*hostile.OUTSIDE, *hostile.INSIDE, *hostile.GREEDY]
+    """Return scripts of every kind with their languages, evenly spread."""
+    codes = [("python", code) for code in (*python.OUTSIDE, *python.INSIDE, *python.GREEDY)]
+    steal = f"const STEAL = {json.dumps(typescript.STEAL)};"
+    codes += [("typescript", f"{steal} {code}") for code in typescript.OUTSIDE]
+    codes += [("typescript", code) for code in typescript.GREEDY]
+    codes += [("typescript", code.replace("GO", "null")) for code in typescript.TRICKS]
     step = max(1, len(codes) / number)
     return [codes[int(at * step)] for at in range(min(number, len(codes)))]
 
 
-def run_script(session, code):
+def run_script(session, language, code):
     """Run a script to its end and return the answer."""
-    response = session.post("/scripts", {"code": code})
+    response = session.post("/scripts", {"code": code, "language": language})
     assert response.status == 200, response.body
     answer = response.json
     while answer["status"] in ("running", "held"):
@@ -98,14 +104,15 @@ def measure(options):
         register_stdio(toolcrib, "raw", "raw_calls")
         agent = make_agent(toolcrib, "hostile", mode="deferred", code_mode=True, **UNLIMITED)
         session, pid = agent.open(), toolcrib.pid
-        run_script(session, "1 + 1")  # starts the engine
+        for ordinary in ORDINARY.items():
+            run_script(session, *ordinary)  # starts the engine
         samplers = {"hostile scripts": Sampler(toolcrib.port), "idle": Sampler(control.port)}
         for sampler in samplers.values():
             sampler.start()
         failed, codes = 0, choose_scripts(options.scripts)
-        for code in codes:
-            failed += run_script(session, code)["status"] == "failed"
-            assert run_script(session, "1 + 1")["result"] == 2, code
+        for language, code in codes:
+            failed += run_script(session, language, code)["status"] == "failed"
+            assert run_script(session, language, ORDINARY[language])["result"] == 2, code
         lags = {name: sampler.finish() for name, sampler in samplers.items()}
         assert toolcrib.pid == pid
         assert toolcrib.get("/readyz")[0] == 200

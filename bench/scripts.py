@@ -4,10 +4,10 @@
 
 The task: find the error logs of the past hour and open one ticket for each different error, over
 two local MCP servers (bench/incidents.py) behind one installation. Call by call, the model
-receives every result and writes every argument; with a script it receives the script's result and
-writes its code. Both are counted by toolcrib.lib.token_counter. A call inside a script is timed by
-a script with many small calls, minus one without calls, and compared with the same calls over REST
-on one connection; rounds are interleaved.
+receives every result and writes every argument; with a script, in Python and in TypeScript, it
+receives the script's result and writes its code. Both are counted by toolcrib.lib.token_counter. A
+call inside a script is timed by a script with many small calls, minus one without calls, and
+compared with the same calls over REST on one connection; rounds are interleaved.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ LEAST_RATIO = 10  # tokens call by call ÷ tokens with the script
 MAX_OVERHEAD = 1.5  # a call in a script ÷ the same call over REST
 UNLIMITED = dict.fromkeys(("calls_per_minute", "cost_per_minute"), 10**9)
 SEARCH = {"level": "error", "minutes": 60}
-TASK = """found = await logs.search_logs(level="error", minutes=60)
+PYTHON = """found = await logs.search_logs(level="error", minutes=60)
 errors: dict[str, int] = {}
 for line in found["lines"]:
     errors[line["message"]] = errors.get(line["message"], 0) + 1
@@ -44,12 +45,31 @@ for message, times in errors.items():
     created.append(ticket["id"])
 {"tickets": created}
 """
-MANY_CALLS = """state = ""
+TYPESCRIPT = """const found = await logs.search_logs({ level: "error", minutes: 60 });
+const errors = new Map<string, number>();
+for (const { message } of found.lines) errors.set(message, (errors.get(message) ?? 0) + 1);
+const created: string[] = [];
+for (const [message, times] of errors) {
+  const description = `${times} times in an hour`;
+  created.push((await tickets.create_ticket({ title: message, description })).id);
+}
+return { tickets: created };
+"""
+TASKS = {"python": PYTHON, "typescript": TYPESCRIPT}
+MANY_CALLS = {
+    "python": """state = ""
 for number in range(input):
     ticket = await tickets.get_state(ticket_id="OPS-1")
     state = ticket["state"]
 state
-"""
+""",
+    "typescript": """let state = "";
+for (let number = 0; number < input; number++) {
+  state = (await tickets.get_state({ ticket_id: "OPS-1" })).state;
+}
+return state;
+""",
+}
 Work = tuple[list[str], int, int]  # tickets, tokens received and written
 
 
@@ -79,8 +99,9 @@ class Agent:
         assert not answer["is_error"], answer
         return answer
 
-    def script(self, code: str, value: Any = None) -> Any:
-        answer = self.post(f"{self.path}/scripts", {"code": code, "input": value})
+    def script(self, language: str, code: str, value: Any = None) -> Any:
+        body = {"code": code, "language": language, "input": value}
+        answer = self.post(f"{self.path}/scripts", body)
         assert answer["status"] == "completed", answer
         return answer
 
@@ -117,10 +138,11 @@ def call_by_call(agent: Agent) -> Work:
     return tickets, received, written
 
 
-def with_script(agent: Agent) -> Work:
-    answer = agent.script(TASK)
+def with_script(language: str, agent: Agent) -> Work:
+    code = TASKS[language]
+    answer = agent.script(language, code)
     assert answer["tokens"]["spared"] > 0, answer
-    return answer["result"]["tickets"], answer["tokens"]["given"], count(TASK)
+    return answer["result"]["tickets"], answer["tokens"]["given"], count(code)
 
 
 def timed(work: Callable[..., Any], *args: Any) -> tuple[float, Any]:
@@ -130,22 +152,26 @@ def timed(work: Callable[..., Any], *args: Any) -> tuple[float, Any]:
 
 
 def measure(agent: Agent, options: argparse.Namespace) -> dict[str, Any]:
-    ways: dict[str, Callable[[Agent], Work]] = {"call by call": call_by_call, "script": with_script}
+    ways: dict[str, Callable[[Agent], Work]] = {"call by call": call_by_call}
+    ways |= {language: partial(with_script, language) for language in TASKS}
     task: dict[str, dict[str, Any]] = {
         name: {"seconds": [], "received": 0, "written": 0} for name in ways
     }
-    alone, inside = [], []
-    call_by_call(agent), with_script(agent), agent.script(MANY_CALLS, 1)  # warm up
+    alone: list[float] = []
+    inside: dict[str, list[float]] = {language: [] for language in MANY_CALLS}
+    for way in ways.values():
+        way(agent)  # warm up
     for _ in range(options.rounds):
         for name, way in ways.items():
             seconds, (tickets, received, written) = timed(way, agent)
             assert len(tickets) == 8, tickets
             task[name]["seconds"].append(seconds)
             task[name].update(received=received, written=written)
-        empty, _ = timed(agent.script, MANY_CALLS, 0)
-        full, answer = timed(agent.script, MANY_CALLS, options.calls)
-        assert len(answer["calls"]) == options.calls, answer
-        inside.append((full - empty) / options.calls)
+        for language, code in MANY_CALLS.items():
+            empty, _ = timed(agent.script, language, code, 0)
+            full, answer = timed(agent.script, language, code, options.calls)
+            assert len(answer["calls"]) == options.calls, answer
+            inside[language].append((full - empty) / options.calls)
         started = time.perf_counter()
         for _ in range(options.calls):
             agent.call("tickets__get_state", {"ticket_id": "OPS-1"})
@@ -155,13 +181,16 @@ def measure(agent: Agent, options: argparse.Namespace) -> dict[str, Any]:
             {"way": name, **row, "seconds": statistics.median(row["seconds"])}
             for name, row in task.items()
         ],
-        "call_ms": {
-            "REST": statistics.median(alone) * 1000,
-            "script": statistics.median(inside) * 1000,
-            # Of pairs of one round, so that a slow moment of the machine concerns both.
-            "ratio": statistics.median(
-                one / other for one, other in zip(inside, alone, strict=True)
-            ),
+        "rest_call_ms": statistics.median(alone) * 1000,
+        "script_call_ms": {
+            language: {
+                "ms": statistics.median(times) * 1000,
+                # Of pairs of one round, so that a slow moment of the machine concerns both.
+                "ratio": statistics.median(
+                    one / other for one, other in zip(times, alone, strict=True)
+                ),
+            }
+            for language, times in inside.items()
         },
     }
 
@@ -193,17 +222,18 @@ def print_report(report: dict[str, Any], options: argparse.Namespace) -> None:
             f"{row['way']:>14}{row['received']:>10,}{row['written']:>9,}{total:>8,}"
             f"{row['seconds']:>9.3f}"
         )
-    ratio = totals["call by call"] / totals["script"]
-    spared = totals["call by call"] - totals["script"]
-    print(
-        f"{mark(ratio >= LEAST_RATIO)} tokens spared: {spared:,}, {ratio:.1f} times fewer, "
-        f"limit {LEAST_RATIO}"
-    )
-    call = report["call_ms"]
-    print(
-        f"{mark(call['ratio'] <= MAX_OVERHEAD)} a call inside a script: {call['script']:.2f} ms, "
-        f"over REST {call['REST']:.2f} ms, ratio {call['ratio']:.2f}, limit {MAX_OVERHEAD:g}"
-    )
+    for language, call in report["script_call_ms"].items():
+        ratio = totals["call by call"] / totals[language]
+        spared = totals["call by call"] - totals[language]
+        print(
+            f"{mark(ratio >= LEAST_RATIO)} tokens spared in {language}: {spared:,}, {ratio:.1f} "
+            f"times fewer, limit {LEAST_RATIO}"
+        )
+        print(
+            f"{mark(call['ratio'] <= MAX_OVERHEAD)} a call inside a script in {language}: "
+            f"{call['ms']:.2f} ms, over REST {report['rest_call_ms']:.2f} ms, "
+            f"ratio {call['ratio']:.2f}, limit {MAX_OVERHEAD:g}"
+        )
 
 
 def main() -> None:

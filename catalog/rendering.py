@@ -379,7 +379,11 @@ def check_call(*, has_scripts: bool = False) -> dict[str, Any]:
 def run_script() -> dict[str, Any]:
     """Return the tool that runs a script of calls."""
     source = {"type": "string", "description": "The last expression is the result"}
-    language = {"enum": ["python", "typescript"], "description": TYPESCRIPT_DESCRIPTION}
+    language = {
+        "type": "string",
+        "enum": ["python", "typescript"],
+        "description": TYPESCRIPT_DESCRIPTION,
+    }
     schema = _object(
         {
             "code": source,
@@ -395,7 +399,10 @@ def run_script() -> dict[str, Any]:
 def meta_tools(strategy: str, *, has_scripts: bool = False) -> list[dict[str, Any]]:
     """Return the tools that give access to all others."""
     text = {"type": "string"}
-    for_scripts = {"signatures": {"type": "boolean", "description": "As functions for scripts"}}
+    languages = ["python", "typescript"]
+    for_scripts = {
+        "signatures": {**text, "enum": languages, "description": "As functions for scripts"}
+    }
     detail = {**text, "enum": ["name", "summary", "full"]}
     tools = [
         (

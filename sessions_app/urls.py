@@ -46,6 +46,7 @@ session_pages: list[URLPattern] = [
         name="script-run",
     ),
     path("sessions/<str:session_id>", review_views.session, name="session"),
+    path("scripts/try", try_views.try_script, name="script-try"),
     path("tools/<str:public_name>/try", try_views.try_tool, name="tool-try"),
     path("tools/<str:public_name>/use", review_views.tool_use, name="tool-use"),
 ]

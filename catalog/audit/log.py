@@ -95,6 +95,7 @@ SENTENCES = {
     "agent.disable": "disabled agent {target}",
     "agent.delete": "deleted agent {target}",
     "agent.test": "loaded a tool into a test session of agent {target}",
+    "agent.script": "ran a script as agent {target} in a test session",
     "session.read": "read arguments or results of session {target}",
     "sessions.export": "exported sessions",
     "session.export": "exported session {target}",

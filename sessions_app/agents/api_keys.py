@@ -22,6 +22,7 @@ from toolcrib.lib.protocols.asgi import MAX_KEY_LENGTH
 from toolcrib.lib.roles import Role, role_of
 
 PREFIX = "tcb_"
+TRIAL_PREFIX = "trial"  # of keys without a text; those of others begin with PREFIX
 LAST_USED_RESOLUTION = timedelta(minutes=1)
 ROTATION_OVERLAP = timedelta(hours=24)  # the old key stays valid this long after a rotation
 
@@ -52,6 +53,18 @@ def create_key(
     )
     audit.record(actor, _verb(key, "add"), key, after=_audit_values(key))
     return key, text
+
+
+def create_trial_key(agent: Agent, *, actor: Actor) -> ApiKey:
+    """Create a key that no text opens, by which Toolcrib runs a user's script as an agent."""
+    return ApiKey.objects.create(
+        name="Trial of a script",
+        prefix=TRIAL_PREFIX,
+        sha256=secrets.token_hex(32),
+        scope=KeyScope.AGENT,
+        agent=agent,
+        created_by=actor.label[:200],
+    )
 
 
 def _validate(name: str, scope: str, agent: Agent | None, expires_at: datetime | None) -> None:

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 from sessions_app.agents import rate_limits, slots
 from sessions_app.dispatch.authorization import Authorization, Caller, run_authorized
 from sessions_app.ledger.writer import LedgerCursor
+from sessions_app.scripts.signatures import Language
 from sessions_app.sessions import search as session_search
 from sessions_app.sessions.loading import LoadResult, SessionLoads
 from sessions_app.sessions.search import SessionQuery, SessionSearch, ToolDetails
@@ -74,7 +75,7 @@ async def load(
     names: Sequence[str] | None,
     *,
     confirmed: bool = False,
-    as_signatures: bool = False,
+    as_signatures: Language | None = None,
 ) -> LoadResult:
     """Load all tools of a group, or those named. A large group needs a confirmation."""
 

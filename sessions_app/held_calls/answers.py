@@ -14,7 +14,15 @@ from catalog import audit
 from sessions_app.held_calls.ending import audit_details
 from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger.calls import THIS_PROCESS, CallResponse
-from sessions_app.models import UNFINISHED, Agent, AgentSession, Call, HeldCall, SessionState
+from sessions_app.models import (
+    ENDED_RUNS,
+    UNFINISHED,
+    Agent,
+    AgentSession,
+    Call,
+    HeldCall,
+    SessionState,
+)
 from sessions_app.models.encryption import decrypt_text
 from toolcrib.lib.errors import NotFound
 from toolcrib.lib.process_identity import is_dead
@@ -57,8 +65,9 @@ def respond(call: Call, *, has_check_call: bool = True) -> CallResponse:
         response = CallResponse.from_json(decrypt_text(hold.answer))
     else:
         response = call_ledger.ended_response(call)
-    # A script's call is fetched by the script alone, when it continues.
-    return response if call.run_id is not None else replace(response, held_call=hold.pk)
+    # A script's call is fetched by the script alone, when it continues, unless it has ended.
+    is_awaited = call.run is not None and call.run.state not in ENDED_RUNS
+    return response if is_awaited else replace(response, held_call=hold.pk)
 
 
 def is_being_fetched(hold: HeldCall) -> bool:

@@ -290,7 +290,7 @@ async def _load(caller: Caller, call: ToolCall) -> Result:
     # Where a provider makes every field required, a model has only the empty list for "all".
     names = body.tool_names or None
     loaded = await operations.load(
-        caller, body.group_id, names, confirmed=body.confirm, as_signatures=body.signatures
+        caller, body.group_id, names, confirmed=body.confirm, as_signatures=body.signature_language
     )
     is_injected = loaded.is_injected and loaded.newly_loaded
     return text_result(

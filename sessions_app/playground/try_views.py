@@ -1,4 +1,4 @@
-"""Trial page of a tool: call it with arguments from a form and show the result."""
+"""Trial pages: call a tool with arguments from a form, or run a script as an agent."""
 
 import json
 from collections.abc import Mapping
@@ -7,22 +7,27 @@ from typing import Any
 from asgiref.sync import async_to_sync
 from django import forms
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
+from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods
 
 from catalog import audit
 from catalog.models import Tool
 from catalog.tools.actions import parse_tool_text
 from catalog.tools.queries import find_defined_tool
+from sessions_app.agents.queries import find_agent
 from sessions_app.agents.snippets import sample_arguments
 from sessions_app.dispatch import dispatcher
 from sessions_app.ledger import event_details
-from sessions_app.models import Call
+from sessions_app.models import Call, ScriptLanguage, ScriptRun
+from sessions_app.models.encryption import UNREADABLE
+from sessions_app.playground import try_script as trials
 from sessions_app.playground.try_tool import EMPTY_VALUES, confirmation_reason, form_fields
 from sessions_app.review import content, timeline
+from sessions_app.scripts.runner import ScriptRequest
 from toolcrib.lib import payloads
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.json_codec import canonical, digest
+from toolcrib.lib.redaction.redactor import redact, redact_text
 from toolcrib.lib.request import text
 from toolcrib.lib.roles import actor_of, admin_required
 
@@ -128,3 +133,99 @@ def describe_response(response: Mapping[str, Any]) -> dict[str, Any]:
         "parts": [] if is_own_error else content.describe_content(response["content"]),
         "structured": None if structured is None else content.pretty_json(structured),
     }
+
+
+# --- Scripts --------------------------------------------------------------------------------------
+
+
+class TryScriptForm(forms.Form):
+    agent = forms.ChoiceField(
+        choices=lambda: [(agent.name, agent.name) for agent in trials.agents()],
+        help_text="The script reaches the tools of this agent, by its rules and within its limits.",
+    )
+    language = forms.ChoiceField(choices=ScriptLanguage.choices)
+    source = forms.CharField(
+        label="Code",
+        strip=False,
+        widget=forms.Textarea(
+            attrs={"rows": 18, "class": "mono", "spellcheck": "false", "autocapitalize": "off"}
+        ),
+    )
+    input = forms.CharField(
+        strip=False,
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 3, "class": "mono", "spellcheck": "false"}),
+        help_text="Any JSON value, which the script has as input.",
+    )
+
+    def clean_source(self) -> str:
+        return str(self.cleaned_data["source"]).replace("\r\n", "\n")  # of the text area
+
+    def clean_input(self) -> Any:
+        value = self.cleaned_data["input"]
+        try:
+            return parse_tool_text(value) if value.strip() else None
+        except ToolcribError as error:
+            raise forms.ValidationError(error.sentence) from error
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@admin_required
+def try_script(request: HttpRequest) -> HttpResponse:
+    """Run a script as an agent, and show its run. `run` in the URL: start from that one."""
+    context: dict[str, Any] = {}
+    status = 200
+    if request.method == "POST":
+        context["form"] = form = TryScriptForm(request.POST)
+        run, status = _submit_script(request, form, context)
+        if run is not None:
+            return redirect("script-run", run.session.session_id, run.run_id)
+    else:
+        context["repeated"] = repeated = _repeated_run(request)
+        context["form"] = TryScriptForm(initial=_initial_script(repeated))
+    context["has_agents"] = bool(trials.agents())
+    return render(request, "sessions_app/playground/try_script.html", context, status=status)
+
+
+def _repeated_run(request: HttpRequest) -> ScriptRun | None:
+    """Return the run to start from, which is recorded as read."""
+    run_id = text(request.GET, "run", 60)
+    rows = ScriptRun.objects.select_related("session__agent")
+    run = rows.filter(run_id=run_id).first() if run_id else None
+    if run is not None:
+        audit.record_read(actor_of(request), "session.read", run.session)
+    return run
+
+
+def _initial_script(run: ScriptRun | None) -> dict[str, str]:
+    if run is None:
+        return {}
+    value = event_details.read_value(run.input)
+    return {
+        "agent": run.session.agent.name,
+        "language": run.language,
+        "source": "" if run.code == UNREADABLE else redact_text(run.code),
+        "input": "" if value is None else content.pretty_json(redact(value)),
+    }
+
+
+def _submit_script(
+    request: HttpRequest, form: TryScriptForm, context: dict[str, Any]
+) -> tuple[ScriptRun | None, int]:
+    """Start the script, or ask for a confirmation; return its run and the status of the page."""
+    if not form.is_valid():
+        return None, 422
+    sent = form.cleaned_data
+    try:
+        agent = find_agent(sent["agent"], with_counts=False)
+        # A confirmation applies to this script alone, as to the arguments of a call.
+        confirmation = digest(ascii(canonical([agent.name, *sent.values()])))
+        changing = trials.named_tools(agent, sent["source"])
+        if changing and request.POST.get("seen") != confirmation:
+            context |= {"confirmation": confirmation, "changing": changing}
+            return None, 200
+        script = ScriptRequest(sent["source"], sent["language"], input=sent["input"])
+        return trials.start(agent, script, actor=actor_of(request)), 200
+    except ToolcribError as error:
+        form.add_error(None, error.sentence)
+        return None, error.status

@@ -38,12 +38,16 @@ class RunSummary:
     calls: int
 
     @property
+    def is_queued(self) -> bool:
+        return self.run.state == RunState.HELD and not self.run.waiting_for
+
+    @property
     def status(self) -> str:
-        return RUN_STATES[RunState(self.run.state)][0]
+        return "running" if self.is_queued else RUN_STATES[RunState(self.run.state)][0]
 
     @property
     def label(self) -> str:
-        return RUN_STATES[RunState(self.run.state)][1]
+        return "Queued" if self.is_queued else RUN_STATES[RunState(self.run.state)][1]
 
     @property
     def seconds(self) -> float | None:

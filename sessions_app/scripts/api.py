@@ -3,6 +3,7 @@
 Runs are served by sessions/endpoint.py, and declared here for the API's schema.
 """
 
+from itertools import islice
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -19,9 +20,12 @@ from sessions_app.sessions.api import (
     readable_session,
     served_by_endpoint,
 )
+from sessions_app.sessions.loading import SessionLoads
 from sessions_app.sessions.schemas import WaitIn
 from sessions_app.sessions.scope import scope_of_session
+from sessions_app.sessions.surface import context_of
 from toolcrib.lib.api_schemas import ERROR_BODIES
+from toolcrib.lib.errors import NotFound
 from toolcrib.lib.payloads import check_value
 from toolcrib.lib.token_counter import count
 
@@ -32,15 +36,28 @@ router = Router(tags=["scripts"])
 @charged(CATALOG_COST)
 def get_sdk(request: HttpRequest, session_id: str, options: Query[SdkIn]) -> dict[str, Any]:
     """Get the session's tools as typed functions, in Python or TypeScript."""
-    check_value(options.tools, "/tools")
-    scope = scope_of_session(readable_session(request, session_id))
+    check_value({"tools": options.tools, "group_id": options.group_id}, "")
+    session = readable_session(request, session_id)
+    scope = scope_of_session(session)
     names = signatures.names_of(scope)
     wanted = [name.strip() for name in options.tools.split(",") if name.strip()]
     if wanted:
         tools = [names.by_public_name[scope.find_tool(name).name] for name in wanted]
     else:
         tools = [tool for module in names.modules.values() for tool in module.values()]
-    text = signatures.render(tools[:MAX_SDK_TOOLS], options.lang)
+    if options.group_id:
+        group = scope.by_id.get(options.group_id)
+        if group is None:
+            raise NotFound(
+                f"{options.group_id[:80]!r} is not available in this session.",
+                hint=f"Its groups: {', '.join(islice(scope.by_id, 50)) or 'none'}.",
+                code="unknown_group",
+            )
+        members = {member.tool.name for member in group.members}
+        tools = [tool for tool in tools if tool.public_name in members]
+    shown = SessionLoads(context_of(session)).shown_definitions
+    listed = [tool.as_defined(shown.get(tool.public_name)) for tool in tools[:MAX_SDK_TOOLS]]
+    text = signatures.render(listed, options.lang)
     return {
         "lang": options.lang,
         "text": text,

@@ -11,11 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.conf import settings
+
 from sessions_app.agents.api_keys import Unauthorized
 from sessions_app.dispatch import dispatcher
 from sessions_app.dispatch.authorization import Caller
 from sessions_app.dispatch.key_revocation import KeyRevoked
 from sessions_app.dispatch.planner import ON_LOOP_BYTES, CallRequest
+from sessions_app.held_calls import checking
 from sessions_app.ledger.calls import CallResponse
 from sessions_app.models import NOT_RUN, UNFINISHED, CallPath, CallState
 from sessions_app.scripts.engines import (
@@ -34,8 +37,10 @@ from sessions_app.scripts.output import TooLarge, as_json
 from sessions_app.sessions.loading import SessionEnded
 from toolcrib.lib.errors import Forbidden, ToolcribError
 from toolcrib.lib.figures import CODES_WITH_SCHEMA
+from toolcrib.lib.json_codec import canonical
 
 MAX_MESSAGE = 4_000
+TOO_MANY = 429  # refused at a limit of the agent
 # Errors after which no other call of the run can be made.
 FATAL = (SessionEnded, Unauthorized, KeyRevoked, Forbidden)
 
@@ -90,9 +95,9 @@ class Broker:
             self.answered[call.number] = problem
             return
         try:
-            arguments = await asyncio.to_thread(as_json, dict(call.arguments))
-        except TooLarge:
-            self.answered[call.number] = Failure("RuntimeError", "The arguments are too large.")
+            arguments = await asyncio.to_thread(_read_arguments, call)
+        except TooLarge as error:
+            self.answered[call.number] = Failure("RuntimeError", f"{call.name}: {error}")
             return
         request = CallRequest(
             self.names[call.name],
@@ -106,12 +111,15 @@ class Broker:
         except FATAL as error:
             raise ScriptFailed("PermissionError", error.sentence) from None
         except ToolcribError as error:
-            self.answered[call.number] = Failure("RuntimeError", f"{call.name}: {error.sentence}")
+            kind = "PermissionError" if error.status == TOO_MANY else "RuntimeError"
+            self.answered[call.number] = Failure(kind, f"{call.name}: {error.sentence}")
             return
         if response.state in UNFINISHED:
             self.held[call.number] = response.call_id
         else:
             await self.take(call.number, call.name, response)
+            if response.held_call is not None:  # the same call was held earlier, and is answered
+                await checking.confirm_arrival(response.held_call)
 
     def _check(self, call: ToolCall) -> Failure | None:
         if call.name not in self.names:
@@ -126,6 +134,14 @@ class Broker:
         is_large = len(response.content) + len(response.structured) > ON_LOOP_BYTES
         read = asyncio.to_thread(read_answer, name, response) if is_large else None
         self.answered[number] = read_answer(name, response) if read is None else await read
+
+
+def _read_arguments(call: ToolCall) -> Any:
+    """Return the arguments of a call as JSON. Raises TooLarge, as a request of that size is."""
+    arguments = as_json(dict(call.arguments))
+    if len(canonical(arguments).encode("utf-8", "replace")) > settings.MAX_BODY_BYTES:
+        raise TooLarge(f"The arguments are larger than {settings.MAX_BODY_BYTES:,} bytes.")
+    return arguments
 
 
 def read_answer(name: str, response: CallResponse) -> Answer:
@@ -155,24 +171,24 @@ def read_answer(name: str, response: CallResponse) -> Answer:
 
 def write_journal(broker: Broker, waiting: Waiting) -> dict[str, Any]:
     """Return everything that a paused run needs beside the snapshot of its engine."""
+    calls = [_pack_call(broker, call) for call in waiting.calls]  # before the answers
     return {
         "names": dict(broker.names),
         "made": broker.made,
         "tokens": broker.tokens,
         "held": {str(number): call_id for number, call_id in broker.held.items()},
         "answered": {str(number): _pack(answer) for number, answer in broker.answered.items()},
-        "calls": [
-            [call.number, call.name, _packed_arguments(call), call.positional]
-            for call in waiting.calls
-        ],
+        "calls": calls,
     }
 
 
-def _packed_arguments(call: ToolCall) -> object:
+def _pack_call(broker: Broker, call: ToolCall) -> list[object]:
+    arguments: object = {}
     try:
-        return as_json(dict(call.arguments))
-    except TooLarge:
-        return {}
+        arguments = as_json(dict(call.arguments))
+    except TooLarge as error:  # it must not be made without its arguments after the decision
+        broker.answered.setdefault(call.number, Failure("RuntimeError", f"{call.name}: {error}"))
+    return [call.number, call.name, arguments, call.positional]
 
 
 def _pack(answer: Answer) -> list[object]:

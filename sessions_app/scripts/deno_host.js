@@ -67,6 +67,7 @@ function toJson(value) {
     if (typeof item === "bigint") return String(item);
     if (item instanceof Map) return Object.fromEntries(item);
     if (item instanceof Set) return [...item];
+    if (item instanceof Error) return `${item.name}: ${item.message}`; // of Promise.allSettled
     return item;
   });
 }

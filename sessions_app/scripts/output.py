@@ -46,6 +46,11 @@ def join_logs(before: str, text: str) -> str:
     return data[:MAX_LOG_BYTES].decode("utf-8", "ignore") + CUT.format(MAX_LOG_BYTES)
 
 
+def replace_surrogates(text: str) -> str:
+    """Return a text that can be encoded: JavaScript has halves of characters, UTF-8 has not."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def as_json(value: object) -> object:
     """Return a value of a script as JSON has it. Raises TooLarge."""
     return _Converter().convert(value, 0)
@@ -58,7 +63,7 @@ class _Converter:
     def convert(self, value: object, depth: int) -> object:
         self._values += 1
         if self._values > MAX_VALUES or depth > MAX_DEPTH:
-            raise TooLarge
+            raise TooLarge(f"The value has more than {MAX_VALUES:,} parts or {MAX_DEPTH} levels.")
         if value is None or isinstance(value, bool | str):
             return value
         if isinstance(value, int):
@@ -90,9 +95,8 @@ def returned_json(value: object, cut_bytes: int = 0) -> tuple[str, bool]:
         return _cut_json(str(value).encode("utf-8", "replace"), cut_bytes), True
     try:
         text = canonical(as_json(value))
-    except (TooLarge, RecursionError):
-        message = f"The value has more than {MAX_VALUES:,} parts or {MAX_DEPTH} levels."
-        return canonical({"cut": True, "reason": message}), True
+    except TooLarge as error:
+        return canonical({"cut": True, "reason": str(error)}), True
     data = text.encode("utf-8", "replace")
     if len(data) <= MAX_RESULT_BYTES:
         return data.decode(), False

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +26,7 @@ from sessions_app.dispatch.authorization import Authorization, Caller
 from sessions_app.held_calls.waiting import EndWatch
 from sessions_app.ledger import writer as ledger_writer
 from sessions_app.ledger.calls import CallResponse, check_idempotency_key
-from sessions_app.models import ENDED_RUNS, Agent, RunState, ScriptRun
+from sessions_app.models import ENDED_RUNS, Agent, AgentSession, RunState, ScriptRun
 from sessions_app.models.encryption import UNREADABLE
 from sessions_app.scripts import engines, runs, signatures
 from sessions_app.scripts.broker import Broker, held_of, read_journal, write_journal
@@ -98,7 +98,7 @@ async def run_script(
     """Start a script; return how it stands when it ended, was paused, or after `wait` seconds."""
     agent: Agent | None = None
 
-    async def attempt(authorization: Authorization) -> tuple[ScriptRun, bool, SessionScope]:
+    async def attempt(authorization: Authorization) -> tuple[ScriptRun, bool, Authorization]:
         nonlocal agent
         if agent is None:
             await rate_limits.check_request(authorization.agent)
@@ -114,15 +114,28 @@ async def run_script(
             request.idempotency_key,
         )
         run, is_new = await ledger_writer.run_off_loop(runs.start, authorization, new)
-        return run, is_new, authorization.scope
+        return run, is_new, authorization
 
-    run, is_new, scope = await authorizations.run_authorized(caller, attempt)
+    run, is_new, authorization = await authorizations.run_authorized(caller, attempt)
     session_id = await caller.find_session(renew=False)
     assert agent is not None  # noqa: S101 - set by the attempt
     if is_new:
-        _spawn(run, _run_new(run, Caller(caller.digest, session_id), scope, agent))
-    await watch.wait(run.run_id, wait)
+        given = _Given(authorization.scope, authorization.shown_definition)
+        _spawn(run, _run_new(run, Caller(caller.digest, session_id), given, agent))
+    try:
+        await watch.wait(run.run_id, wait)
+    except asyncio.CancelledError:
+        if request.idempotency_key is None:  # with one, the caller asks again
+            _end_here(run, Disconnected())
+        raise
     return await _answer(agent, run.run_id)
+
+
+class Disconnected(ToolcribError):
+    code = "cancelled"
+
+    def __init__(self) -> None:
+        super().__init__("The request was cancelled before this script ended.")
 
 
 async def check_run(digest: str, run_id: str, wait: float) -> dict[str, Any]:
@@ -155,13 +168,17 @@ async def _answer(agent: Agent, run_id: str) -> dict[str, Any]:
 
 
 class _RunTask:
-    """A running script. It is ended when its key is revoked, or Toolcrib stops."""
+    """A running script. It is ended when its key is revoked, its request is cancelled, or Toolcrib
+    stops.
+    """
 
     def __init__(self, run: ScriptRun, task: "asyncio.Task[None]") -> None:
         self.run, self.task = run, task
         self.key = run.key_id
+        self.reason = ScriptFailed("interrupted", runs.INTERRUPTED)
 
     def end(self, reason: ToolcribError) -> None:
+        self.reason = ScriptFailed(reason.code, reason.sentence)
         self.task.get_loop().call_soon_threadsafe(self.task.cancel)
 
     def on_done(self, task: "asyncio.Task[None]") -> None:
@@ -175,11 +192,40 @@ class _RunTask:
 _tasks: set[_RunTask] = set()
 
 
-def _spawn(run: ScriptRun, work: Any) -> None:
-    own = _RunTask(run, asyncio.ensure_future(work))
+def _spawn(run: ScriptRun, work: Coroutine[Any, Any, None]) -> None:
+    own = _RunTask(run, asyncio.ensure_future(_supervise(run, work)))
     _tasks.add(own)
     key_revocation.running.add(own)
     own.task.add_done_callback(own.on_done)
+
+
+async def _supervise(run: ScriptRun, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work of a run. What ends it before the script is driven ends the run, too."""
+    try:
+        await work
+        return
+    except asyncio.CancelledError:
+        error = _reason(run)
+    except Exception:
+        logger.exception("Script %s failed", run.run_id)
+        error = _internal_error()
+    outcome = Outcome("", 0.0, run.tokens_spared, error=error)
+    await ledger_writer.run_off_loop(runs.finish, run, outcome)
+
+
+def _reason(run: ScriptRun) -> ScriptFailed:
+    """Return why a script of this process was cancelled."""
+    return next(own.reason for own in _tasks if own.run.pk == run.pk)
+
+
+def _internal_error() -> ScriptFailed:
+    return ScriptFailed("InternalError", "Toolcrib failed to run this script.")
+
+
+def _end_here(run: ScriptRun, reason: ToolcribError) -> None:
+    """End a script if this process runs it."""
+    for own in [own for own in _tasks if own.run.pk == run.pk]:
+        own.end(reason)
 
 
 async def stop() -> None:
@@ -197,10 +243,21 @@ async def drain() -> None:
         await asyncio.wait({own.task for own in _tasks})
 
 
-async def _run_new(run: ScriptRun, caller: Caller, scope: SessionScope, agent: Agent) -> None:
-    names = signatures.names_of(scope)
+@dataclass(frozen=True)
+class _Given:
+    """The tools of a session, and which definition of each it was shown, if any."""
+
+    scope: SessionScope
+    shown: Callable[[str], int | None] = lambda _: None
+
+
+async def _run_new(run: ScriptRun, caller: Caller, given: _Given, agent: Agent) -> None:
+    names = signatures.names_of(given.scope)
     sent = runs.payload_of(run)
-    modules = await asyncio.to_thread(signatures.named_in, sent["code"], names)
+    # Reads the database for earlier definitions.
+    modules = await ledger_writer.run_off_loop(
+        signatures.named_in, sent["code"], names, given.shown
+    )
     public = {tool.name: tool.public_name for tools in modules.values() for tool in tools}
     program = Program(sent["code"], modules, json.loads(sent["input"]))
     broker = Broker(caller, run.pk, public, agent.calls_in_flight)
@@ -237,10 +294,10 @@ async def _drive(
     except TimeoutError:
         error = ScriptFailed("TimeoutError", f"The script ran longer than {run.timeout:g} s.")
     except asyncio.CancelledError:
-        error = ScriptFailed("interrupted", runs.INTERRUPTED)
+        error = _reason(run)
     except Exception:
         logger.exception("Script %s failed", run.run_id)
-        error = ScriptFailed("InternalError", "Toolcrib failed to run this script.")
+        error = _internal_error()
     outcome = Outcome(logs, time.monotonic() - started, broker.tokens, result, is_cut, error)
     if sealed and error is None:
         held = list(broker.held.values())
@@ -280,9 +337,12 @@ class _Paused:
 
 
 async def continue_run(run: ScriptRun) -> None:
-    """Continue a claimed run with the outcomes of the calls it waited for."""
+    """Continue a claimed run with the outcomes of the calls it waited for, or start it."""
     try:
         engine = engines.find_engine(run.language)
+        if runs.is_queued(run):
+            await _run_new(run, *await ledger_writer.run_off_loop(_read_queued, run))
+            return
         paused = await ledger_writer.run_off_loop(_read_paused, run, engine)
     except (ScriptFailed, ToolcribError) as error:
         failed = error if isinstance(error, ScriptFailed) else ScriptFailed(error.code, str(error))
@@ -306,23 +366,34 @@ def _read_paused(run: ScriptRun, engine: Engine) -> _Paused:
     sealed = json.loads(run.snapshot)
     if sealed["run"] != run.run_id:
         raise ScriptFailed("expired", "The paused script belongs to another run.")
-    row = ScriptRun.objects.select_related("session__agent", "key").get(pk=run.pk)
-    if row.key is None:
-        raise ScriptFailed("PermissionError", "The key that ran this script was deleted.")
-    caller = Caller(row.key.sha256, row.session.session_id)
-    broker, waiting = read_journal(
-        sealed["journal"], caller, run.pk, row.session.agent.calls_in_flight
-    )
+    session, caller = _read_caller(run)
+    broker, waiting = read_journal(sealed["journal"], caller, run.pk, session.agent.calls_in_flight)
     sent = runs.payload_of(run)
-    modules = signatures.named_in(sent["code"], signatures.names_of(scope_of_session(row.session)))
+    modules = signatures.named_in(sent["code"], signatures.names_of(scope_of_session(session)))
     program = Program(sent["code"], modules, json.loads(sent["input"]))
-    taken = runs.take_responses(run, row.session.agent)
+    taken = runs.take_responses(run, session.agent)
     responses = {number: taken[call_id] for number, call_id in held_of(sealed["journal"]).items()}
     return _Paused(caller, program, broker, waiting, b64decode(sealed["snapshot"]), responses)
 
 
+def _read_queued(run: ScriptRun) -> tuple[Caller, _Given, Agent]:
+    session, caller = _read_caller(run)
+    return caller, _Given(scope_of_session(session)), session.agent
+
+
+def _read_caller(run: ScriptRun) -> tuple[AgentSession, Caller]:
+    """Return the session of a run, and its caller. Raises what forbids to go on."""
+    row = ScriptRun.objects.select_related("session__agent", "key").get(pk=run.pk)
+    if row.key is None:
+        raise ScriptFailed("PermissionError", "The key that ran this script was deleted.")
+    runs.check_permitted(row.session.agent)  # the setting may have been turned off meanwhile
+    return row.session, Caller(row.key.sha256, row.session.session_id)
+
+
 class Continuer:
-    """Continues scripts whose held calls were decided, and wakes those that wait for a script."""
+    """Starts queued scripts, continues those whose held calls were decided, and wakes those that
+    wait for a script.
+    """
 
     def __init__(self, database: Changes) -> None:
         self._database = database

@@ -11,6 +11,7 @@ from django.db import connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
+from sessions_app.agents.api_keys import TRIAL_PREFIX
 from sessions_app.dispatch.authorization import Authorization, Outdated
 from sessions_app.held_calls import answers
 from sessions_app.ledger.calls import THIS_PROCESS, CallResponse
@@ -18,6 +19,8 @@ from sessions_app.ledger.writer import LedgerCursor, write_event
 from sessions_app.models import (
     UNFINISHED,
     Agent,
+    AgentSession,
+    ApiKey,
     Call,
     CallState,
     EventKind,
@@ -28,6 +31,7 @@ from sessions_app.models import (
 from sessions_app.models.encryption import UNREADABLE
 from sessions_app.scripts.engines import MAX_HELD_RUNS, MAX_RUNS, ScriptFailed
 from sessions_app.scripts.output import join_logs
+from sessions_app.sessions import lifecycle
 from toolcrib.lib.errors import Conflict, Forbidden, NotFound, ToolcribError
 from toolcrib.lib.json_codec import canonical, digest
 from toolcrib.lib.payloads import redacted_json, strictest_storage
@@ -37,8 +41,10 @@ from toolcrib.lib.token_counter import count
 
 GRACE = timedelta(seconds=30)  # after the deadline, before a run of another process has failed
 EXECUTION = timedelta(minutes=10)  # for calls that were allowed in the last moment
+QUEUED = timedelta(minutes=10)  # after which a run that no process has started has failed
 BATCH = 500
 EXPIRED = "Nobody decided in time about a call of this script. It was not continued."
+NOT_STARTED = "No web process started this script in time."
 INTERRUPTED = (
     "The process that ran this script ended. Calls that it had made are listed; the script was not "
     "continued."
@@ -106,12 +112,49 @@ def start(authorization: Authorization, new: NewRun) -> tuple[ScriptRun, bool]:
     if (earlier := _find_repeated(agent, new.idempotency_key, request_digest)) is not None:
         return earlier, False
     _check_count(agent)
+    run = _create(
+        agent,
+        new,
+        now,
+        session_id=authorization.session_pk,
+        key_id=authorization.key_id,
+        request_digest=request_digest,
+        deadline=now + timedelta(seconds=new.timeout),
+        holder=THIS_PROCESS,
+    )
+    return run, True
+
+
+@transaction.atomic
+def queue(session: AgentSession, key: ApiKey, new: NewRun) -> ScriptRun:
+    """Write the row of a run that whichever web process notices it first starts.
+
+    It is held without waiting for a call. Raises TooManyRuns.
+    """
+    agent = Agent.objects.select_for_update(of=("self",)).get(pk=session.agent_id)
+    _check_count(agent)
+    now = timezone.now()
+    return _create(
+        agent,
+        new,
+        now,
+        session_id=session.pk,
+        key_id=key.pk,
+        deadline=now + QUEUED,
+        state=RunState.HELD,
+    )
+
+
+def is_queued(run: ScriptRun) -> bool:
+    """Return whether a run that is held, or was claimed as such, has not started."""
+    return not run.waiting_for and not run.snapshot
+
+
+def _create(agent: Agent, new: NewRun, now: datetime, **fields: Any) -> ScriptRun:
     storage = strictest_storage(agent.payload_storage)
     sent = canonical(new.input)
-    run = ScriptRun.objects.create(
-        session_id=authorization.session_pk,
+    return ScriptRun.objects.create(
         agent_id=agent.pk,
-        key_id=authorization.key_id,
         language=new.language,
         engine=new.engine,
         storage=storage,
@@ -119,13 +162,10 @@ def start(authorization: Authorization, new: NewRun) -> tuple[ScriptRun, bool]:
         input=_stored_json(sent, storage),
         payload=canonical({"code": new.code, "input": sent}),
         idempotency_key=new.idempotency_key,
-        request_digest=request_digest,
         started_at=now,
         timeout=new.timeout,
-        deadline=now + timedelta(seconds=new.timeout),
-        holder=THIS_PROCESS,
+        **fields,
     )
-    return run, True
 
 
 def _find_repeated(agent: Agent, key: str | None, request_digest: str) -> ScriptRun | None:
@@ -257,6 +297,9 @@ def _end(row: ScriptRun, outcome: Outcome) -> None:
         write_event(
             cursor, row.session_id, EventKind.SCRIPT, tokens=row.tokens_given, details=details
         )
+    if row.key is not None and row.key.prefix == TRIAL_PREFIX:
+        lifecycle.close_session(row.session)
+        row.key.delete()
 
 
 def _stored_error(text: str, storage: str) -> str:
@@ -352,7 +395,8 @@ def _end_lost(run: ScriptRun, kind: str) -> int:
     row = rows.filter(pk=run.pk, state=run.state, holder=run.holder).first()
     if row is None:
         return 0
-    error = ScriptFailed(kind, INTERRUPTED if kind == "interrupted" else EXPIRED)
+    words = INTERRUPTED if kind == "interrupted" else EXPIRED
+    error = ScriptFailed(kind, NOT_STARTED if is_queued(row) and kind == "expired" else words)
     _end(row, Outcome("", 0.0, row.tokens_spared, error=error))
     return 1
 

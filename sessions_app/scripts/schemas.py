@@ -15,6 +15,7 @@ MAX_SDK_TOOLS = 300  # in one response
 class SdkIn(Strict):
     lang: Literal["python", "typescript"] = "python"
     tools: str = Field("", description="Names of tools, separated by commas; empty: all")
+    group_id: str = Field("", description="Only tools of this group")
 
 
 class SdkOut(Schema):

@@ -1,7 +1,7 @@
 """The typed API of a session's tools, in Python or TypeScript: for a model, and for type checks."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -60,14 +60,21 @@ def signature(tool: ScriptTool, language: Language) -> str:
     return f"# module {tool.module}\n{python_stubs.tool_stub(tool, docs=True)}"
 
 
-def named_in(code: str, names: ToolNames) -> dict[str, list[ScriptTool]]:
-    """Return the tools that a script can reach by the words in it, by module."""
+def named_in(
+    code: str, names: ToolNames, shown: Callable[[str], int | None] = lambda _: None
+) -> dict[str, list[ScriptTool]]:
+    """Return the tools that a script can reach by the words in it, by module.
+
+    `shown` gives the definition of a tool that the session was last shown, if any.
+    """
     words = set(WORD.findall(code))
     modules = {name: tools for name, tools in names.modules.items() if name in words}
     total = sum(map(len, modules.values()))
     return {
         name: [
-            tool for tool in tools.values() if total <= MAX_CHECKED_TOOLS or tool.function in words
+            tool.as_defined(shown(tool.public_name))
+            for tool in tools.values()
+            if total <= MAX_CHECKED_TOOLS or tool.function in words
         ]
         for name, tools in modules.items()
     }

@@ -8,10 +8,10 @@ import builtins
 import keyword
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from catalog.cache import CachedDefinition, CachedTool
+from catalog.cache import CachedDefinition, CachedTool, cached_definition
 from catalog.models import JsonSchema
 
 CUSTOM = "custom"  # the module of tools without a server
@@ -72,6 +72,12 @@ class ScriptTool:
     @property
     def output_schema(self) -> JsonSchema | None:
         return self._definition.output_schema
+
+    def as_defined(self, definition: int | None) -> "ScriptTool":
+        """Return the tool with an earlier definition, which its calls are validated by."""
+        if definition is None or definition == self._definition.pk:
+            return self
+        return replace(self, tool=replace(self.tool, approved=cached_definition(definition)))
 
     @property
     def _definition(self) -> CachedDefinition:

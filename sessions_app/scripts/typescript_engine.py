@@ -15,6 +15,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import time
 from base64 import b64encode
@@ -44,7 +45,7 @@ from sessions_app.scripts.engines import (
     Value,
     Waiting,
 )
-from sessions_app.scripts.output import Logs
+from sessions_app.scripts.output import Logs, replace_surrogates
 from toolcrib.lib.json_codec import canonical
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ FLAGS = (
 # Deno would cache the scripts in its folder: here, none can be made.
 ENVIRONMENT = {"DENO_DIR": "/dev/null/none", "DENO_NO_UPDATE_CHECK": "1", "NO_COLOR": "1",
                "TZ": "UTC"}  # fmt: skip
+MAX_LINE = 100_000  # number of a line in a script
+KIND = re.compile(r"[A-Za-z_$][A-Za-z0-9_$.]{0,79}")  # a script chooses the name of its error
 SIGNALLED = 128  # and more: exit codes of a process that a signal ended
 DIVERGED = (
     "The script was paused and run again to this point, but did not make the same calls. It was "
@@ -304,10 +307,12 @@ class TypeScriptExecution:
                 case {"failed": {"kind": str(kind), "message": str(message), **more}}:
                     line, traceback = more.get("line"), more.get("traceback")
                     raise ScriptFailed(
-                        kind,
-                        message,
-                        line=line if isinstance(line, int) else None,
-                        traceback=traceback if isinstance(traceback, str) else "",
+                        kind if KIND.fullmatch(kind) else "Error",
+                        replace_surrogates(message),
+                        line=line if isinstance(line, int) and 0 < line <= MAX_LINE else None,
+                        traceback=replace_surrogates(traceback)
+                        if isinstance(traceback, str)
+                        else "",
                     )
                 case _:
                     raise _invalid()

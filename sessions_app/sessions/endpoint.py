@@ -161,7 +161,7 @@ async def _load(request: Request) -> str:
         body.group_id,
         body.tool_names,
         confirmed=body.confirm,
-        as_signatures=body.signatures,
+        as_signatures=body.signature_language,
     )
     return loaded.as_json()
 

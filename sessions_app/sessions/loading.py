@@ -19,6 +19,7 @@ from catalog.models import ToolState
 from sessions_app.ledger.writer import ExpansionRow, LedgerCursor, write_event
 from sessions_app.models import AgentSession, EventKind, Mode, SessionState, Strategy
 from sessions_app.scripts import signatures
+from sessions_app.scripts.signatures import Language
 from sessions_app.sessions import surface
 from sessions_app.sessions.scope import Ambiguous, NotAvailable, scope_of_session
 from sessions_app.sessions.snapshots import Pin, surface_of
@@ -156,6 +157,13 @@ class SessionLoads:
         return {name: self.newer[name]["definition"] for name in others}
 
     @property
+    def shown_definitions(self) -> dict[str, int | None]:
+        """Return the definition of each tool that the session was last shown, by name."""
+        initial = surface.with_newer(self.context.surface.pins, self.newer)
+        pins = initial | self.pins
+        return {name: pin["definition"] for name, pin in pins.items()} | self.detailed
+
+    @property
     def is_changed(self) -> bool:
         """Return whether something that authorizations cache is to be written."""
         context = self.context
@@ -169,11 +177,11 @@ class SessionLoads:
         *,
         how: str = "load",
         confirmed: bool = True,
-        as_signatures: bool = False,
+        as_signatures: Language | None = None,
     ) -> LoadResult:
         """Load all tools of a group (`names` is None) or those named.
 
-        With `as_signatures`, an agent that runs scripts gets typed functions instead of schemas.
+        With `as_signatures`, an agent that runs scripts gets functions instead of schemas.
 
         Not `confirmed`, a group of many tokens is not loaded: the result asks for a confirmation.
         A load beyond the budget changes nothing; `refusal` says so, to be raised by the caller.
@@ -200,18 +208,24 @@ class SessionLoads:
         except Conflict as refusal:
             refused = LoadResult(group_id, error={"code": refusal.code}, refusal=refusal)
             return self._refuse(refused, names)
-        if as_signatures and self.context.agent.code_mode:
-            result.signatures = self._signatures(result.tool_names)
+        if as_signatures is not None and self.context.agent.code_mode:
+            shown = surface.with_newer(load.pins, self.newer)
+            result.signatures = self._signatures(result.tool_names, shown, as_signatures)
         self._apply(load, result, how)
         result.is_injected = self.context.strategy == Strategy.INJECT
         if result.is_injected or result.signatures is not None:
             result.schemas = None
         return result
 
-    def _signatures(self, names: Sequence[str]) -> str:
+    def _signatures(
+        self, names: Sequence[str], shown: Mapping[str, Pin], language: Language
+    ) -> str:
         known = signatures.names_of(self.context.scope).by_public_name
         # A tool that is no longer offered has no name in scripts.
-        return signatures.render([known[name] for name in names if name in known], "python")
+        tools = [
+            known[name].as_defined(shown[name]["definition"]) for name in names if name in known
+        ]
+        return signatures.render(tools, language)
 
     def load_by_name(self, names: Sequence[str], *, how: str) -> tuple[list[LoadResult], list[str]]:
         """Load tools from any group; also return the unknown names."""

@@ -120,10 +120,17 @@ class LoadIn(AgentBody):
     confirm: StrictBool = Field(
         False, description="Load a whole group although it has more than 20,000 tokens"
     )
-    signatures: StrictBool = Field(
+    signatures: StrictBool | Literal["python", "typescript"] = Field(
         False,
-        description="For agents that run scripts: typed Python functions instead of schemas",
+        description="For agents that run scripts: typed functions in this language instead of "
+        "schemas; true: in Python",
     )
+
+    @property
+    def signature_language(self) -> Literal["python", "typescript"] | None:
+        if isinstance(self.signatures, bool):
+            return "python" if self.signatures else None
+        return self.signatures
 
 
 class SearchIn(AgentBody):

@@ -11,6 +11,7 @@ from django.utils import timezone
 from sessions_app.models import Call, CallPath, RunState, ScriptRun, UsageKind
 from sessions_app.usage import series, tool_usage
 from sessions_app.usage.filters import FAILED, UsageFilter
+from sessions_app.usage.searches import TEST_SESSION_KEY
 from toolcrib.lib.figures import ScriptFigures
 
 DAYS = 30
@@ -128,6 +129,7 @@ def scripts_by_agent(filters: UsageFilter) -> list[ScriptUsage]:
     The group does not apply: most scripts call tools of several groups.
     """
     runs = ScriptRun.objects.filter(started_at__gte=filters.since)
+    runs = runs.exclude(session__metadata__contains=f'"{TEST_SESSION_KEY}":')
     if filters.agent:
         runs = runs.filter(agent__name=filters.agent)
     made = Call.objects.filter(path=CallPath.SCRIPT, run__in=runs.values("pk")).order_by()

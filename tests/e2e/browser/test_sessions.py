@@ -75,6 +75,7 @@ def pages(run):
         "/sessions/ses_nowhere",
         "/tools/weather__get_forecast/try",
         "/tools/weather__report_weather/try",
+        "/scripts/try",
     ]
 
 

@@ -254,11 +254,13 @@ def test_calls_per_second_are_reported_by_number_of_web_processes():
 def test_tokens_of_a_script_and_of_the_same_calls_are_reported():
     output = run("scripts", "--rounds", "1", "--calls", "3")
     lines = output.splitlines()
-    for way in ("call by call", "script"):
+    for way in ("call by call", "python", "typescript"):
         assert any(line.strip().startswith(way) for line in lines), output
-    # The tokens are the same in every run; times are for the real one.
-    assert any(line.startswith("OK   tokens spared") for line in lines), output
-    assert any(line[5:].startswith("a call inside a script") for line in lines), output
+    for language in ("python", "typescript"):
+        # The tokens are the same in every run; times are for the real one.
+        spared, time = f"OK   tokens spared in {language}", f"a call inside a script in {language}"
+        assert any(line.startswith(spared) for line in lines), output
+        assert any(line[5:].startswith(time) for line in lines), output
 
 
 @pytest.mark.bench

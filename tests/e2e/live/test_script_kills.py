@@ -1,6 +1,6 @@
-"""`kill -9` at random moments of scripts with ten calls: no call runs twice, none is lost.
+"""`kill -9` of Toolcrib while scripts run or are paused: no call runs twice, none is lost.
 
-KILL_ROUNDS sets the number of rounds.
+KILL_ROUNDS sets the number of rounds; every second one is in TypeScript.
 """
 
 import http.client
@@ -21,14 +21,42 @@ from tests.support.waiting import wait_for
 ROUNDS = int(os.environ.get("KILL_ROUNDS", "10"))
 CALLS = 10  # of a script; the sixth is held
 HELD_AFTER = 5
-RULE = {"name": "Ask before counting", "effect": "hold", "match": {"tools": ["office__count"]}}
-CODE = """
+ASK = [{"path": "/paper", "op": "contains", "value": "-ask"}]
+RULE = {
+    "name": "Ask first",
+    "effect": "hold",
+    "match": {"tools": ["office__stamp"], "arguments": ASK},
+}
+CODES = {
+    "python": """
 for number in range(5):
     await office.stamp(paper=f"{input}-{number}")
-await office.count()
+await office.stamp(paper=f"{input}-ask")
 for number in range(5, 9):
     await office.stamp(paper=f"{input}-{number}")
 "done"
+""",
+    "typescript": """
+for (let n = 0; n < 5; n++) await office.stamp({ paper: `${input}-${n}` });
+await office.stamp({ paper: `${input}-ask` });
+for (let n = 5; n < 9; n++) await office.stamp({ paper: `${input}-${n}` });
+return "done";
+""",
+}
+# As if so many hours had passed: sessions, held calls and their scripts are that much older.
+MOVE_BACK = """
+from datetime import timedelta
+from django.db.models import F
+from sessions_app.models import AgentSession, Call, HeldCall, ScriptRun
+ago = timedelta(hours={})
+AgentSession.objects.update(
+    created_at=F("created_at") - ago, last_used_at=F("last_used_at") - ago
+)
+Call.objects.filter(state="held").update(accepted_at=F("accepted_at") - ago)
+HeldCall.objects.update(held_at=F("held_at") - ago, expires_at=F("expires_at") - ago)
+ScriptRun.objects.filter(state="held").update(
+    started_at=F("started_at") - ago, deadline=F("deadline") - ago
+)
 """
 
 
@@ -38,12 +66,14 @@ class Round:
     def __init__(self, toolcrib, agent, session, journal, number):
         self.toolcrib, self.agent, self.session = toolcrib, agent, session
         self.journal, self.name = journal, f"round-{number}"
+        self.language = list(CODES)[number % 2]
         self.answer = {}
 
     def send(self):
         path, key = f"{self.session.path}/scripts", {"Idempotency-Key": self.name}
+        body = {"code": CODES[self.language], "language": self.language, "input": self.name}
         with suppress(OSError, http.client.HTTPException):  # the installation is killed
-            response = self.agent.send("POST", path, {"code": CODE, "input": self.name}, key)
+            response = self.agent.send("POST", path, body, key)
             self.answer = response.json
 
     def stamped(self):
@@ -51,8 +81,10 @@ class Round:
         return [line for line in lines if line.startswith(f"stamp {self.name}-")]
 
     def held(self):
+        """Return the held call of this script: that of an interrupted one may still wait."""
         items = self.toolcrib.api("GET", "/calls?state=held")[1]["items"]
-        return [item["call_id"] for item in items]
+        paper = {"paper": f"{self.name}-ask"}
+        return [item["call_id"] for item in items if item["arguments"] == paper]
 
     def allow(self):
         wait_for(self.held, 30, what="a call is held")
@@ -111,9 +143,51 @@ def test_no_call_of_a_killed_script_runs_twice_or_is_lost(tmp_path):
             if kind == "interrupted":
                 assert after == before, "a script went on that was interrupted"
             else:
-                assert len(after) == CALLS - 1
+                assert len(after) == CALLS
             recorded = [call for call in answer["calls"] if call["tool"] == "office__stamp"]
             assert len(recorded) >= len(after), (answer, after)
             assert sum(call["state"] == "succeeded" for call in recorded) <= len(after)
             assert not {call["state"] for call in recorded} & {"accepted", "sent"}, answer
     assert set(ends) == {"completed", "interrupted"}, ends
+
+
+@pytest.mark.timeout(180)
+def test_a_paused_script_survives_a_kill_and_is_approved_23_hours_later(tmp_path):
+    journal = tmp_path / "journal"
+    with (
+        running_http("counting", "--journal", str(journal)) as url,
+        Installation(tmp_path / "data") as toolcrib,
+    ):
+        register(toolcrib, "office", url)
+        assert toolcrib.api("POST", "/rules", RULE)[0] == 201
+        agent: Agent = make_agent(toolcrib, "clerk", code_mode=True)
+        session = agent.open()
+        for hours, state in ((23, "completed"), (25, "failed")):
+            scripts = [Round(toolcrib, agent, session, journal, hours + n) for n in range(2)]
+            for script in scripts:
+                script.send()
+                assert script.answer["status"] == "held", script.answer
+            toolcrib.kill()
+            moved = toolcrib.command("shell", "-c", MOVE_BACK.format(hours))
+            assert moved.returncode == 0, moved.stderr
+            toolcrib.start()
+            for script in scripts:
+                if state == "completed":
+                    answer = script.end()
+                    assert (answer["status"], answer["result"]) == ("completed", "done"), answer
+                else:
+                    assert_expired(agent, script.answer["run_id"])
+                made = CALLS if state == "completed" else HELD_AFTER
+                assert len(script.stamped()) == len(set(script.stamped())) == made
+
+
+def assert_expired(agent, run_id):
+    answer = {}
+
+    def has_ended():
+        answer.update(agent.send("GET", f"/scripts/{run_id}?wait=5").json)
+        return answer["status"] == "failed"
+
+    wait_for(has_ended, 60, what="the script has expired")
+    assert answer["error"]["type"] == "expired"
+    assert answer["error"]["message"].startswith("Nobody decided in time"), answer

@@ -1,13 +1,14 @@
 """One script does the work of many calls: error logs of the past hour, a ticket for each error.
 
-The same script over REST and over both eras of MCP, with two real servers.
+The same script in Python and in TypeScript, over REST and over both eras of MCP, with two real
+servers.
 """
 
 import asyncio
 
 import pytest
 
-from bench.scripts import TASK, add_server
+from bench.scripts import TASKS, add_server
 from tests.support.agents import make_agent
 from tests.support.mcp_clients import LEGACY, MODERN, call_meta_tool, connected_client
 
@@ -22,28 +23,30 @@ def incidents(toolcrib):
     return toolcrib
 
 
-def over_rest(agent):
-    response = agent.open().post("/scripts", {"code": TASK})
+def over_rest(agent, script):
+    response = agent.open().post("/scripts", script)
     assert response.status == 200, response.body
     return response.json
 
 
-def over_mcp(agent, mode):
+def over_mcp(agent, mode, script):
     async def work():
         async with connected_client(agent, mode=mode) as client:
-            answer = await call_meta_tool(client, "run_script", code=TASK)
+            answer = await call_meta_tool(client, "run_script", **script)
             return client.protocol_version, answer
 
     return asyncio.run(work())
 
 
+@pytest.mark.parametrize("language", list(TASKS))
 @pytest.mark.parametrize("door", ["rest", MODERN, LEGACY])
-def test_a_script_opens_a_ticket_for_each_error_and_states_the_tokens(incidents, door):
-    agent = make_agent(incidents, f"scripts-{door}", mode="deferred", code_mode=True)
+def test_a_script_opens_a_ticket_for_each_error_and_states_the_tokens(incidents, door, language):
+    agent = make_agent(incidents, f"{language}-{door}", mode="deferred", code_mode=True)
+    script = {"code": TASKS[language], "language": language}
     if door == "rest":
-        answer = over_rest(agent)
+        answer = over_rest(agent, script)
     else:
-        version, answer = over_mcp(agent, MODERN if door == MODERN else "legacy")
+        version, answer = over_mcp(agent, MODERN if door == MODERN else "legacy", script)
         assert version == door
 
     assert answer["status"] == "completed", answer

@@ -191,7 +191,7 @@ def test_the_waterfall_has_the_script_with_its_calls_below(run):
 
 
 def test_a_session_lists_its_scripts_also_those_that_are_held(client, run):
-    held = make_run(run.session, state="held", finished_at=None)
+    held = make_run(run.session, state="held", finished_at=None, waiting_for=["call_1"])
     response = sign_in(client, Role.VIEWER).get(f"/sessions/{run.session.session_id}")
     text = text_of(response)
     assert re.search(rf"{run.run_id} Failed ValueError .* 2\.0 s 2 ≈12 ≈900", text)

@@ -31,7 +31,7 @@ SCHEMA = {
     "properties": {"title": {"type": "string", "minLength": 1, "description": "One line."}},
     "additionalProperties": False,
 }
-ADMINS_ONLY = {"tool-try"}
+ADMINS_ONLY = {"tool-try", "script-try"}
 # session-delete accepts POST only: tests/sessions_app/sessions/test_deletion.py
 NAMES = [
     str(pattern.name)
@@ -139,7 +139,7 @@ def text_of(response):
 
 
 def address_of(name, session, tool):
-    if name in ("sessions", "sessions-new"):
+    if name in ("sessions", "sessions-new", "script-try"):
         return reverse(name)
     return reverse(name, args=[tool.public_name if name.startswith("tool") else session.session_id])
 

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 from catalog import cache
+from catalog.approvals.actions import approve
+from catalog.audit import Actor
+from catalog.models import Tool
 from servers.connections import calls as upstream_calls
+from servers.models import Server
 from sessions_app.agents import rate_limits
 from sessions_app.dispatch import authorization
 from sessions_app.held_calls.execution import Executor
@@ -27,6 +31,16 @@ def result(text: str = "", structured: Any = None, **more: Any) -> str:
     """Return a result, as JSON, that the tool `say` gives back."""
     body: dict[str, Any] = {"content": [{"type": "text", "text": text}], "resultType": "complete"}
     return json.dumps(body | ({"structuredContent": structured} if structured else {}) | more)
+
+
+def add_parameter() -> None:
+    """Change the tool `raw__say`, and approve that: it requires one more argument."""
+    properties = {"result": {"type": "string"}, "new": {"type": "string"}}
+    changed = SAY | {"properties": properties, "required": ["result", "new"]}
+    server = Server.objects.get(slug="raw")
+    say = tool_object("say", inputSchema=changed)
+    ingest_tools(server, say, tool_object("later"), tool_object("seen"))
+    approve(Tool.objects.get(server=server, name="say"), actor=Actor.command("tests"))
 
 
 class ScriptWeb(Web):

@@ -67,6 +67,7 @@ def made(monkeypatch):
         text = "The title is empty." if is_error else json.dumps(content)
         return SimpleNamespace(
             state="succeeded",
+            held_call=None,
             is_error=is_error,
             error=None,
             tokens=count(text),

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from catalog.audit import Actor
 from sessions_app.held_calls import actions, ending
-from sessions_app.models import ApiKey, Call, HeldCall, Rule, ScriptRun
+from sessions_app.models import Agent, ApiKey, Call, HeldCall, Rule, ScriptRun
 from sessions_app.scripts import engines, runs
 from tests.sessions_app.rules.test_dispatch import add_rule
 from tests.sessions_app.scripts.conftest import ScriptWeb, result
@@ -146,6 +146,25 @@ def test_once_a_call_is_held_those_that_were_not_started_wait(run, rule, monkeyp
     assert ended["result"] == ["told", "0", "1", "2"]
 
 
+def test_a_call_with_too_large_arguments_is_not_made_without_them_after_the_decision(
+    run, rule, monkeypatch
+):
+    monkeypatch.setattr("sessions_app.scripts.broker.MAX_PARALLEL", 1)
+    code = (
+        "import asyncio\n"
+        f"told, wrong = await asyncio.gather({SAY[6:]}, desk.seen(**{{'all': [0] * 200_000}}))\n"
+    )
+
+    async def scenario(web):
+        held = await pause(web, code)
+        await decide()
+        return await end(web, held["run_id"])
+
+    ended = run(scenario)
+    assert "has more than" in ended["error"]["message"]
+    assert [call["tool"] for call in ended["calls"]] == ["raw__say"]
+
+
 def test_equal_calls_are_one_call_and_each_gets_its_result(run, rule):
     """In one script, and in two that wait for the same call."""
 
@@ -160,6 +179,49 @@ def test_equal_calls_are_one_call_and_each_gets_its_result(run, rule):
     assert both["result"] == ["told", "told"]
     assert one["result"] == "told"
     assert HeldCall.objects.exclude(answer="").count() == 0
+
+
+def forget_sending() -> None:
+    """Let the time pass in which an answer counts as being sent."""
+    HeldCall.objects.update(sending_until=timezone.now())
+
+
+def test_the_result_of_an_earlier_held_call_is_given_to_a_script_once(run, rule):
+    """Afterwards the same call is a new one, which a person decides about again."""
+    body = {"tool_name": "raw__say", "arguments": {"result": result("told")}}
+
+    async def scenario(web):
+        assert (await web.call(body)).json["state"] == "held"
+        await decide()
+        await web.executor.run_once()
+        await web.executor.drain()
+        first = await web.script(SAY)
+        await in_database(forget_sending)
+        return first, await web.script(SAY)
+
+    first, second = run(scenario)
+    assert (first["status"], first["result"]) == ("completed", "told")
+    assert (second["status"], Call.objects.count()) == ("held", 2)
+
+
+def test_the_result_of_a_held_call_whose_script_was_interrupted_is_given_once(run, rule):
+    body = {"tool_name": "raw__say", "arguments": {"result": result("told")}}
+
+    async def scenario(web):
+        await pause(web, SAY)
+        await decide()
+        await web.executor.run_once()
+        await web.executor.drain()
+        lost = timezone.now() + timedelta(days=2)
+        assert await in_database(runs.recover, lost) == 1
+        first = await web.call(body)
+        await in_database(forget_sending)
+        return first.json, (await web.call(body)).json
+
+    first, second = run(scenario)
+    assert (first["state"], first["content"][0]["text"]) == ("succeeded", "told")
+    assert second["state"] == "held"
+    assert second["call_id"] != first["call_id"]
 
 
 def test_a_script_may_be_paused_several_times(run, rule):
@@ -255,6 +317,18 @@ def test_the_script_of_a_revoked_key_makes_no_further_call(run, rule):
     assert row.state == "failed"
     assert row.error_type in ("PermissionError", "interrupted")
     assert not Call.objects.filter(tool_name="desk__say", state="succeeded").exists()
+
+
+def test_a_paused_script_is_not_continued_once_the_agent_may_run_none(run, rule):
+    async def scenario(web):
+        held = await pause(web, f"{SAY}\nawait desk.say(result={result('x')!r})")
+        await decide()
+        await in_database(lambda: Agent.objects.update(code_mode=False))
+        return await end(web, held["run_id"])
+
+    ended = run(scenario)
+    assert (ended["status"], ended["error"]["type"]) == ("failed", "code_mode_off")
+    assert [call["tool"] for call in ended["calls"]] == ["raw__say"]
 
 
 def test_a_script_whose_process_died_has_failed_with_its_calls(run, monkeypatch):

@@ -15,7 +15,7 @@ from sessions_app.mcp import tool_list
 from sessions_app.models import Agent, Event
 from sessions_app.scripts import runner
 from tests.sessions_app.mcp.test_tool_calls import LEGACY, META, MODERN, Door, result_of
-from tests.sessions_app.scripts.conftest import result
+from tests.sessions_app.scripts.conftest import add_parameter, result
 from tests.sessions_app.sessions.test_endpoint import in_database
 from tests.support.waiting import scaled
 from toolcrib.lib.json_codec import canonical
@@ -219,6 +219,29 @@ def test_a_load_gives_functions_instead_of_schemas_where_scripts_run_and_ask(run
     assert loaded["tool_names"] == plain["tool_names"]
     assert "signatures" not in plain
     assert (without["schemas"], "signatures" in without) == (plain["schemas"], False)
+
+
+def test_a_load_gives_functions_in_the_language_that_is_asked_for(agent):
+    session = agent.open()
+    listed = next(tool for tool in session.opened["tools"] if tool["name"] == "load_tools")
+    asked = listed["parameters"]["properties"]["signatures"]
+    assert asked["enum"] == ["python", "typescript"]
+    loaded = session.load("mcp:raw", "say", signatures="typescript").json
+    assert "function say(input: { result: string }): Promise<any>;" in loaded["signatures"]
+    python = session.load("mcp:raw", "say", signatures="python").json
+    assert python == session.load("mcp:raw", "say", signatures=True).json
+    assert session.post("/load", {"group_id": "mcp:raw", "signatures": "ruby"}).status == 422
+
+
+def test_a_load_gives_the_same_functions_after_the_tool_was_changed(agent):
+    """They are those that the session was shown, which its calls are validated by."""
+    session = agent.open()
+    first = session.load("mcp:raw", "say", signatures=True).json
+    sdk = session.get("/sdk?tools=raw__say").json
+    add_parameter()
+    assert session.load("mcp:raw", "say", signatures=True).json == first
+    assert session.get("/sdk?tools=raw__say").json == sdk
+    assert "new: str" in agent.open().load("mcp:raw", "say", signatures=True).json["signatures"]
 
 
 def test_a_load_over_rest_gives_functions_too_also_with_inject(agent):

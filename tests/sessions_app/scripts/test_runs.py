@@ -15,7 +15,7 @@ from sessions_app.dispatch.authorization import Caller
 from sessions_app.models import Agent, ApiKey, Call, Event, ScriptRun
 from sessions_app.scripts import engines, runner
 from tests.sessions_app.rules.test_dispatch import add_rule
-from tests.sessions_app.scripts.conftest import result
+from tests.sessions_app.scripts.conftest import add_parameter, result
 from tests.sessions_app.sessions.test_endpoint import in_database
 from tests.support.agent_client import make_agent_client
 from toolcrib.lib.protocols.asgi import bearer_digest
@@ -102,6 +102,14 @@ def test_a_refused_call_raises_permission_error_with_the_reason(script):
     assert answer["calls"][0]["state"] == "refused"
 
 
+def test_a_call_beyond_a_limit_of_the_agent_raises_permission_error(script):
+    Agent.objects.update(calls_per_minute=1)
+    answer = script(f"{FIRST}\n{FIRST}")
+    assert answer["error"]["type"] == "PermissionError"
+    assert "calls" in answer["error"]["message"]
+    assert [call["state"] for call in answer["calls"]] == ["succeeded"]
+
+
 def test_a_rule_for_scripts_does_not_concern_other_calls(run):
     add_rule("No scripts", servers=["raw"], origin="script")
 
@@ -138,6 +146,22 @@ def test_types_are_checked_before_anything_runs(script):
     assert answer["calls"] == []
 
 
+def test_types_are_those_of_the_definition_that_the_session_was_shown(run):
+    """As the arguments of its calls are: so one correction suffices here, too."""
+
+    async def scenario(web):
+        await web.post("load", {"group_id": "mcp:raw", "tool_names": ["say"]})
+        await in_database(add_parameter)
+        by_the_old = await web.script(FIRST)
+        return by_the_old, await web.script(FIRST[:-1] + ", new='x')")
+
+    old, new = run(scenario)
+    assert old["error"]["type"] == "RuntimeError"
+    assert '"new"' in old["error"]["message"]
+    assert [call["state"] for call in old["calls"]] == ["refused"]
+    assert (new["status"], new["result"]) == ("completed", "one")
+
+
 def test_long_output_is_cut_with_a_mark_and_stays_valid_json(script):
     answer = script("for i in range(6000): print('0123456789')\n['x' * 100] * 1000")
     assert answer["status"] == "completed"
@@ -162,6 +186,35 @@ def test_a_script_that_runs_too_long_is_ended_with_its_calls(script):
     answer = script("await raw.later(**{'seconds': 30})", timeout=1)
     assert answer["error"]["type"] == "TimeoutError"
     assert answer["calls"][0]["state"] in ("unknown", "cancelled")
+
+
+def test_arguments_larger_than_a_request_may_have_are_refused(script):
+    answer = script("await raw.say(result='x' * 1_100_000)")
+    assert "larger than 1,048,576 bytes" in answer["error"]["message"]
+    assert answer["calls"] == []
+
+
+@pytest.mark.parametrize("key", [None, "k-1"])
+def test_a_cancelled_request_ends_its_script_unless_it_may_be_repeated(run, key):
+    """Without a key nobody knows the run: it would make further calls that nobody asked for."""
+    code = "await raw.later(**{'seconds': 1})\nawait raw.seen()"
+
+    async def scenario(web):
+        request = runner.ScriptRequest(code, idempotency_key=key)
+        asked = asyncio.create_task(runner.run_script(_caller(web), request))
+        while not await in_database(Call.objects.exists):  # noqa: ASYNC110 - a row without an event
+            await asyncio.sleep(0)
+        asked.cancel()
+        await runner.drain()
+        row = await in_database(ScriptRun.objects.get)
+        return (await web.get_run(row.run_id)).json
+
+    ended = run(scenario)
+    tools = [call["tool"] for call in ended["calls"]]
+    if key is None:
+        assert (ended["error"]["type"], tools) == ("cancelled", ["raw__later"])
+    else:
+        assert (ended["status"], tools) == ("completed", ["raw__later", "raw__seen"])
 
 
 def test_a_third_script_at_once_is_rejected_and_a_running_one_can_be_asked_for(run):
@@ -271,4 +324,4 @@ def test_a_revoked_key_ends_its_scripts(run, agent):
 
     ended = run(scenario)
     assert ended.state == "failed"
-    assert ended.error_type in ("interrupted", "PermissionError")
+    assert ended.error_type in ("unauthorized", "PermissionError")

@@ -24,6 +24,16 @@ def test_without_names_it_has_all_tools_in_scope(session):
     assert len(session.get("/sdk").json["names"]) == 7
 
 
+def test_a_group_gives_its_tools_alone(session, drifter):
+    slack = session.get("/sdk?group_id=mcp:slack").json["names"]
+    assert slack
+    assert all(name.startswith("slack.") for name in slack)
+    both = session.get("/sdk?group_id=mcp:slack&tools=create_issue,slack__search_code").json
+    assert list(both["names"]) == ["slack.search_code"]
+    unknown = drifter.open().get("/sdk?group_id=mcp:slack").json["error"]
+    assert (unknown["code"], "mcp:slack" in unknown["hint"]) == ("unknown_group", False)
+
+
 def test_a_tool_outside_the_scope_is_unknown(session, drifter):
     assert session.get("/sdk?tools=github__nothing").json["error"]["code"] == "unknown_tool"
     assert drifter.open().get("/sdk").json["names"] == {}

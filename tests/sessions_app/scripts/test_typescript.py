@@ -9,7 +9,7 @@ import pytest
 
 from servers.models import Server
 from sessions_app.held_calls import actions
-from sessions_app.models import Call, ScriptRun
+from sessions_app.models import Agent, Call, ScriptRun
 from sessions_app.scripts import typescript_engine
 from sessions_app.scripts.engines import (
     Failure,
@@ -161,6 +161,29 @@ def test_values_become_json(typescript):
         "big": "10", "map": {"a": 1}, "set": [2], "nan": None,
         "date": "1970-01-01T00:00:00.000Z", "text": "?",
     }  # fmt: skip
+
+
+def test_errors_of_all_settled_calls_are_read_by_the_model(typescript):
+    answer = typescript(
+        f"return await Promise.allSettled([raw.say({say('no such page', isError=True)}),"
+        f" desk.say({say('ok')})]);"
+    )
+    assert answer["result"] == [
+        {"status": "rejected", "reason": "ToolError: raw.say: no such page"},
+        {"status": "fulfilled", "value": "ok"},
+    ]
+
+
+@pytest.mark.parametrize("setting", ["masked", "nothing", "all"])
+def test_an_error_of_any_text_ends_the_script(typescript, agent, setting):
+    """JavaScript has halves of characters, which can neither be encoded nor stored."""
+    Agent.objects.update(payload_storage=setting)
+    answer = typescript(
+        "const error = new Error('half \\ud800 and \\0');\n"
+        "error.name = 'N\\0\\ud800';\nthrow error;"
+    )
+    assert (answer["status"], answer["error"]["type"]) == ("failed", "Error")
+    assert answer["error"]["message"] == "half ? and \0"
 
 
 def test_a_call_that_nothing_waits_for_is_made_before_the_end(typescript):
