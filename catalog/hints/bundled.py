@@ -4,6 +4,7 @@ import threading
 
 from catalog import cache
 from catalog.hints import actions, phrasebook
+from catalog.hints.phrasebook import DescribedTool
 from catalog.models import HintSource, Revision, ToolHint
 from catalog.search.embeddings import store as vector_store
 
@@ -41,9 +42,10 @@ def _find(catalog: cache.CatalogCache) -> dict[int, tuple[str, ...]]:
     """Return the requests in the phrasebook, by tool id."""
     book = phrasebook.bundled()
     tools = {
-        pk: (tool.original_name, tool.approved.description)
+        pk: DescribedTool(tool.original_name, tool.approved.description, tool.server)
         for pk, tool in catalog.tools.items()
-        if tool.approved is not None and tool.original_name in book.by_name
+        if tool.approved is not None
     }
-    found = book.find(list(tools.values()), vector_store.text_encoder() if tools else None)
+    is_listed = any(tool.name in book.by_name for tool in tools.values())
+    found = book.find(list(tools.values()), vector_store.text_encoder() if is_listed else None)
     return {pk: requests for pk, requests in zip(tools, found, strict=True) if requests}

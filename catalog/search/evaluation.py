@@ -17,7 +17,7 @@ from typing import Any
 from catalog import rendering
 from catalog.definitions.parsing import parameter_texts
 from catalog.hints import phrasebook
-from catalog.hints.phrasebook import Encode
+from catalog.hints.phrasebook import DescribedTool, Encode
 from catalog.hints.texts import clean_texts
 from catalog.models.search import MAX_AUTOMATIC_HINTS
 from catalog.rendering import NEXT_STEP
@@ -117,8 +117,8 @@ def _parse_tool(line: dict[str, Any], at: str) -> Searchable:
 
 def add_phrases(tools: Sequence[Searchable], encode: Encode | None) -> tuple[Searchable, ...]:
     """Add the requests of the bundled phrasebook to tools, after the hints they have."""
-    pairs = [(tool.original_name, tool.description) for tool in tools]
-    found = phrasebook.bundled().find(pairs, encode)
+    described = [DescribedTool(tool.original_name, tool.description, tool.server) for tool in tools]
+    found = phrasebook.bundled().find(described, encode)
     return tuple(
         replace(tool, phrases=(*tool.phrases, *requests)[:MAX_AUTOMATIC_HINTS])
         if requests

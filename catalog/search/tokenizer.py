@@ -26,6 +26,11 @@ WORD_BOUNDARY = re.compile(
     r"[._-]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
     r"|(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])"
 )
+# "don't", "what's" and "I'm": the letters after the apostrophe are no words.
+CONTRACTION = re.compile(
+    "(?<=[a-z])(?:['\u2019](?:s|m|d|ll|re|ve)|(?<!ca)n['\u2019]t|(?<=can)['\u2019]t)\\b",
+    re.IGNORECASE,
+)
 # Scripts written without spaces, and Hangul, whose words carry suffixes.
 UNSPACED = re.compile("([\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff]+)")
 # Function words. Words that occur in tool names (get, all, not) are not stop words.
@@ -70,7 +75,7 @@ def normalize_name(text: str) -> str:
 
 
 def _split_words(text: str) -> list[str]:
-    text = fold(text)
+    text = CONTRACTION.sub("", fold(text))
     return (ASCII_WORD if text.isascii() else WORD).findall(text)
 
 

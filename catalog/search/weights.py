@@ -51,7 +51,7 @@ NAME_PREFIX = 2
 VECTOR_SHARES = (0.5, 0.25, 0.25, 0.25)
 
 # The share of the vector of other hints, where it raises the similarity of a tool.
-PHRASE_VECTOR = 0.7
+PHRASE_VECTOR = 0.8
 
 # The minimum similarity of a suggested name (difflib's ratio).
 SIMILAR_NAME = 0.6

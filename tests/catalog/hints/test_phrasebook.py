@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from catalog.hints import bundled, phrasebook
+from catalog.hints.phrasebook import DescribedTool
 from catalog.models import Revision, ToolHint
 from catalog.search.embeddings import store as vector_store
 from catalog.tasks import embed
@@ -57,7 +58,7 @@ def test_a_malformed_phrasebook_is_rejected_with_its_line(text):
 def test_without_a_model_name_and_start_of_the_description_must_be_equal(
     book, name, description, expected
 ):
-    [found] = book.find([(name, description)], None)
+    [found] = book.find([DescribedTool(name, description)], None)
     assert (found[0] if found else None) == expected
 
 
@@ -66,9 +67,53 @@ def test_with_a_model_the_most_similar_description_counts_from_080_on(book):
         angles = {"search the web and return pages with a summary.": 0.0, "near": 0.64, "far": 0.65}
         return np.array([[np.cos(a), np.sin(a)] for a in (angles.get(t, 2.0) for t in texts)])
 
-    found = book.find([("search", "near"), ("search", "far")], encode)
+    tools = [DescribedTool("search", "near"), DescribedTool("search", "far")]
 
-    assert found == [("look it up on the internet",), ()]
+    assert book.find(tools, encode) == [("look it up on the internet",), ()]
+
+
+def other_version(*names, server="notes"):
+    return [DescribedTool(name, f"{name} in other words", server) for name in names]
+
+
+def encode_as(similarity):
+    """Return an encoder by which descriptions in other words have this cosine to those listed."""
+
+    def encode(texts):
+        angle = np.arccos(similarity)
+        angles = [angle if text.endswith("in other words") else 0.0 for text in texts]
+        return np.array([[np.cos(a), np.sin(a)] for a in angles])
+
+    return encode
+
+
+LISTED = ("list_notes", "read_note", "add_note", "delete_note")
+NOTES = "# notes-mcp\n" + "".join(f"{name}\t{name} as listed\n  {name}?\n" for name in LISTED)
+
+
+@pytest.mark.parametrize(
+    ("tools", "similarity", "recognized"),
+    [
+        (other_version(*LISTED), 0.3, True),
+        (other_version(*LISTED, "a", "b", "c", "d"), 0.3, True),
+        (other_version(*LISTED, "a", "b", "c", "d", "e"), 0.3, False),  # less than half
+        (other_version(*LISTED[:3]), 0.3, False),  # too few to tell
+        (other_version(*LISTED), 0.1, False),  # about something else
+        (other_version(*LISTED, server=""), 0.3, False),  # custom tools are of no server
+        (
+            other_version(*LISTED[:2]) + other_version(*LISTED[2:], server="tasks"),
+            0.3,
+            False,  # two servers
+        ),
+    ],
+)
+def test_another_version_of_a_server_is_recognized_by_the_names_of_its_tools(
+    tools, similarity, recognized
+):
+    found = phrasebook.parse(NOTES).find(tools, encode_as(similarity))
+
+    expected = [(f"{tool.name}?",) if tool.name in LISTED else () for tool in tools]
+    assert found == (expected if recognized else [()] * len(tools))
 
 
 # --- In an installation ---------------------------------------------------------------------------

@@ -89,6 +89,19 @@ def test_a_query_drops_stop_words_and_repeats_and_keeps_the_spelling():
     }
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("what's the user's e-mail", ["what", "the", "user", "e", "mail", "email"]),
+        ("I don\u2019t, can't, they\u2019re", ["i", "do", "can", "they"]),
+        ("ANN'S", ["ann"]),
+        ("l'eau 'name' rock'n'roll 5's", ["l", "eau", "name", "rock", "n", "roll", "5", "s"]),
+    ],
+)
+def test_the_letters_after_an_apostrophe_are_no_words(text, expected):
+    assert tokenize(text) == expected
+
+
 def test_a_query_of_stop_words_alone_keeps_them():
     assert list(tokenize_query("who is it")) == ["who", "is", "it"]
 
