@@ -164,6 +164,7 @@ class ResponseTransport:
 
 class TimeoutHttpProtocol(HttpToolsProtocol):
     _header_timer: asyncio.TimerHandle | None = None
+    _has_begun = False  # a request, in the data that is being parsed; its headers are incomplete
     _read_timer: asyncio.TimerHandle | None = None
     address = ""
 
@@ -189,12 +190,19 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
             self._read_timer.cancel()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        self._has_begun = False
+        super().data_received(data)
+        if self._has_begun:  # a request, of which more headers are to come
+            self._start_header_timer()
+
     def on_message_begin(self) -> None:
-        self._start_header_timer()
+        self._has_begun = True
         super().on_message_begin()
         self.scope["state"]["client"] = self.state
 
     def on_headers_complete(self) -> None:
+        self._has_begun = False
         self._stop_header_timer()
         super().on_headers_complete()
         if self.cycle is not None:  # not for an upgrade, which is refused
