@@ -258,20 +258,26 @@ class Connection:
             raise await self._state.close_reason("before the call was sent")
         if context := tracing.outgoing():
             params = {**params, "_meta": context}
-        with self._state.track_call():
-            try:
-                direct = self._direct_caller
-                modern = self.protocol_version in MODERN_PROTOCOL_VERSIONS
-                if client is not None and (modern or self._state.elicits):
-                    asking = self._call_asking
-                    return await asking(method, params, headers, trace, client, on_progress)
-                if direct is None or on_progress is not None or method != TOOLS_CALL:
-                    return await self._call_sdk(method, params, headers, trace, on_progress)
-                return await self._call_direct(direct, params, headers, trace)
-            except UpstreamError as error:
-                if not trace.sent and error.code in UNREACHABLE:
-                    self._state.mark_suspect(error)
-                raise
+        self._state.call_started()
+        is_success = False
+        try:
+            direct = self._direct_caller
+            modern = self.protocol_version in MODERN_PROTOCOL_VERSIONS
+            if client is not None and (modern or self._state.elicits):
+                asking = self._call_asking
+                result = await asking(method, params, headers, trace, client, on_progress)
+            elif direct is None or on_progress is not None or method != TOOLS_CALL:
+                result = await self._call_sdk(method, params, headers, trace, on_progress)
+            else:
+                result = await self._call_direct(direct, params, headers, trace)
+            is_success = True
+            return result
+        except UpstreamError as error:
+            if not trace.sent and error.code in UNREACHABLE:
+                self._state.mark_suspect(error)
+            raise
+        finally:
+            self._state.call_ended(is_success=is_success)
 
     async def _call_asking(
         self,

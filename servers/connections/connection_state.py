@@ -5,8 +5,7 @@ Updated by whichever layer notices first: the transport, the SDK's streams or th
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 
 import mcp_types as types
 from django.conf import settings
@@ -63,17 +62,16 @@ class ConnectionState:
             asyncio.get_running_loop().call_later(DRAIN_TIMEOUT, self.mark_dead)
         self.draining = True
 
-    @contextmanager
-    def track_call(self) -> Iterator[None]:
-        """Count a running call; a successful one clears a suspicion."""
+    def call_started(self) -> None:
         self._calls += 1
-        try:
-            yield
+
+    def call_ended(self, *, is_success: bool) -> None:
+        """Note the end of a running call; a successful one clears a suspicion."""
+        self._calls -= 1
+        if is_success:
             self._suspected = None
-        finally:
-            self._calls -= 1
-            if (self._suspected is not None or self.draining) and not self._calls:
-                self.mark_dead(self._suspected)
+        if (self._suspected is not None or self.draining) and not self._calls:
+            self.mark_dead(self._suspected)
 
     async def close_reason(self, when: str) -> UpstreamError:
         if self.error is None and self.exit_error is not None:

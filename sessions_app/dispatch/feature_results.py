@@ -1,6 +1,5 @@
 """Results that name resources: public URIs instead of the server's own; tokens of other results."""
 
-from dataclasses import replace
 from typing import Any
 
 from catalog.definitions import resource_uris
@@ -25,7 +24,7 @@ def rewrite_uris(method: str, server: str, outcome: CallOutcome) -> CallOutcome:
     _, structured, _ = outcome.serialized
     texts = canonical(content), structured, canonical(meta)
     size = sum(len(text.encode()) for text in texts)
-    return replace(outcome, content=content, meta=meta, serialized=texts, size=size)
+    return outcome._replace(content=content, meta=meta, serialized=texts, size=size)
 
 
 def count_tokens(items: list[Any]) -> int:

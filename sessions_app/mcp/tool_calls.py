@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import mcp_types as types
 from django.conf import settings
@@ -203,8 +203,7 @@ def _check_parameter_headers(call: ToolCall, schema: JsonSchema) -> None:
 # --- Calls ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """The members of a result, as canonical JSON."""
 
     members: Mapping[str, str]

@@ -2,7 +2,8 @@
 
 uvicorn waits forever for incomplete headers and for a client to read a response. Here headers must
 arrive within `BODY_TIMEOUT`, and a client that reads nothing for that long is disconnected. Request
-bodies are timed by their reader (`toolcrib.asgi`).
+bodies are timed by their reader (`toolcrib.asgi`). The head of a response is sent together with
+what follows it at once: a client that gets them apart wakes up twice.
 
 A connection waits while it has no complete request. Waiting connections that never carried an
 authenticated request are limited per address and in total; above a limit the oldest of them is
@@ -14,7 +15,7 @@ import asyncio
 import logging
 import resource
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from django.conf import settings
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -24,6 +25,7 @@ from toolcrib.http.client_address import is_trusted_proxy, limited_address
 logger = logging.getLogger(__name__)
 
 MAX_OPEN_FILES = 65_536  # to raise the soft limit to; more is of no use
+INTERIM = b"HTTP/1.1 100 "  # not the head of the response
 REFUSED = b"Toolcrib has too many connections. Retry in a moment.\n"
 REFUSED_RESPONSE = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n"
@@ -127,8 +129,42 @@ def raise_open_files_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+class ResponseTransport:
+    """The transport of one response, whose head waits for the body, at most for a turn of the loop.
+
+    It has what uvicorn uses of a transport to respond.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._has_head = False
+        self._head = b""  # not sent yet
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.writelines((head, data))
+        elif self._has_head or data.startswith(INTERIM):
+            self._transport.write(data)
+        else:
+            self._has_head, self._head = True, data
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._head and not self._transport.is_closing():
+            self.write(b"")
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+
 class TimeoutHttpProtocol(HttpToolsProtocol):
     _header_timer: asyncio.TimerHandle | None = None
+    _has_begun = False  # a request, in the data that is being parsed; its headers are incomplete
     _read_timer: asyncio.TimerHandle | None = None
     address = ""
 
@@ -154,14 +190,24 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
             self._read_timer.cancel()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        self._has_begun = False
+        super().data_received(data)
+        if self._has_begun:  # a request, of which more headers are to come
+            self._start_header_timer()
+
     def on_message_begin(self) -> None:
-        self._start_header_timer()
+        self._has_begun = True
         super().on_message_begin()
         self.scope["state"]["client"] = self.state
 
     def on_headers_complete(self) -> None:
+        self._has_begun = False
         self._stop_header_timer()
         super().on_headers_complete()
+        if self.cycle is not None:  # not for an upgrade, which is refused
+            transport = ResponseTransport(self.transport, self.loop)
+            self.cycle.transport = cast(asyncio.Transport, transport)
 
     def _start_header_timer(self) -> None:
         self._stop_header_timer()

@@ -22,6 +22,9 @@ def canonical(value: object) -> str:
     return _encoder.encode(value)
 
 
+_quoted = json.encoder.encode_basestring  # `canonical` of a text, without its detours
+
+
 def join_items(items: Iterable[str]) -> str:
     """Return an array's canonical text from the canonical texts of its items.
 
@@ -32,7 +35,7 @@ def join_items(items: Iterable[str]) -> str:
 
 def join_members(members: Mapping[str, str]) -> str:
     """Return an object's canonical text from the canonical texts of its values."""
-    return "{" + ",".join(f"{canonical(name)}:{members[name]}" for name in sorted(members)) + "}"
+    return "{" + ",".join([f"{_quoted(name)}:{members[name]}" for name in sorted(members)]) + "}"
 
 
 def canonical_in_pieces(value: object, depth: int = 2) -> str:
@@ -98,13 +101,21 @@ def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
+_strict_decoder = json.JSONDecoder(object_pairs_hook=reject_duplicate_keys)
+
+
+def _decode(body: bytes) -> str:
+    """Return the text of JSON in any of its encodings, as `json.loads` does."""
+    return body.decode(json.detect_encoding(body), "surrogatepass")
+
+
 def parse_strict(body: bytes | str) -> Any:
     """Parse JSON.
 
     Raises Invalid for a duplicate key, ValueError for invalid JSON, RecursionError if too deep.
     """
     try:
-        return json.loads(body, object_pairs_hook=reject_duplicate_keys)
+        return _strict_decoder.decode(_decode(body) if isinstance(body, bytes) else body)
     except DuplicateKey as error:
         raise Invalid(
             f"Duplicate key {error.key[:80]!r} in a JSON object.", hint="Send every key once."

@@ -18,9 +18,13 @@ UNSENDABLE = re.compile(r"[\x00\ud800-\udfff]")
 REDACTED_LENGTH = MAX_STORED_BYTES + 4_096
 
 
+# Where a value is: the start of its JSON pointer, or the path of what contains it and its key.
+Path = tuple[str] | tuple["Path", str]
+
+
 def check_value(value: object, where: str) -> None:
     """Raise Invalid, with a JSON pointer, for a value that cannot be sent on as JSON."""
-    stack: list[tuple[str, object, int]] = [(where, value, 1)]
+    stack: list[tuple[Path, object, int]] = [((where,), value, 1)]
     nodes = 0
     while stack:
         path, node, depth = stack.pop()
@@ -28,15 +32,16 @@ def check_value(value: object, where: str) -> None:
         if depth > MAX_DEPTH:
             raise _invalid(path, f"is nested deeper than {MAX_DEPTH} levels")
         if nodes > MAX_NODES:
-            raise _invalid(where, f"has more than {MAX_NODES:,} values")
+            raise _invalid((where,), f"has more than {MAX_NODES:,} values")
         if isinstance(node, dict):
             if len(node) > MAX_KEYS:
                 raise _invalid(path, f"has {len(node):,} keys; the limit is {MAX_KEYS:,}")
             for key, sub in node.items():
-                _check_text(f"{path}/{_pointer(key)}", key)
-                stack.append((f"{path}/{_pointer(key)}", sub, depth + 1))
+                here = (path, key)
+                _check_text(here, key)
+                stack.append((here, sub, depth + 1))
         elif isinstance(node, list):
-            stack.extend((f"{path}/{index}", sub, depth + 1) for index, sub in enumerate(node))
+            stack.extend(((path, str(at)), sub, depth + 1) for at, sub in enumerate(node))
         elif isinstance(node, str):
             _check_text(path, node)
         elif isinstance(node, float) and (node != node or node in (float("inf"), float("-inf"))):
@@ -45,7 +50,7 @@ def check_value(value: object, where: str) -> None:
             raise _invalid(path, "is a number with more than 100 digits")
 
 
-def _check_text(path: str, text: str) -> None:
+def _check_text(path: Path, text: str) -> None:
     if text.isascii() and "\0" not in text:  # the common case, faster than the search
         return
     match = UNSENDABLE.search(text)
@@ -54,16 +59,20 @@ def _check_text(path: str, text: str) -> None:
         raise _invalid(path, f"contains {character}, which cannot be sent on")
 
 
-def _pointer(key: str) -> str:
-    escaped = key[:60].replace("~", "~0").replace("/", "~1")
-    return UNSENDABLE.sub("?", escaped)
-
-
-def _invalid(path: str, reason: str) -> Invalid:
+def _invalid(path: Path, reason: str) -> Invalid:
+    pointer = _pointer(path)[:300]
     return Invalid(
-        f"{path[:300] or '/'} {reason}.", hint="Correct the value and retry.",
-        details={"pointer": path[:300]},
+        f"{pointer or '/'} {reason}.", hint="Correct the value and retry.",
+        details={"pointer": pointer},
     )  # fmt: skip
+
+
+def _pointer(path: Path) -> str:
+    keys: list[str] = []
+    while len(path) == 2:
+        path, key = path
+        keys.append(UNSENDABLE.sub("?", key[:60].replace("~", "~0").replace("/", "~1")))
+    return "/".join((path[0], *reversed(keys)))
 
 
 @lru_cache(maxsize=64)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from tests.support.waiting import scaled, wait_for
 
 # Real processes: one at a time, for machines with two cores.
 SMALL = ("--groups", "3", "--tools", "24")
+MAX_MODULES = 20  # of a warm call
 
 
 def run(name, *options):
@@ -52,6 +54,16 @@ def test_real_definitions_are_read_from_a_folder(tmp_path):
         "three": ["b"],
     }
     assert sum(map(len, fleet.read_folder(tmp_path, most=2).values())) == 2
+
+
+@pytest.mark.timeout(400)
+def test_a_warm_call_passes_few_modules():
+    """What each call pays for everything: `docs/architecture.md` lists them."""
+    output = run("trace_request")
+    passed = dict(re.findall(r"^(.+): (\d+) modules$", output, re.MULTILINE))
+    calls = {title: int(count) for title, count in passed.items() if title.startswith("call over")}
+    assert len(calls) == 3, output
+    assert max(calls.values()) <= MAX_MODULES, output
 
 
 def test_every_bench_states_its_options():

@@ -5,8 +5,7 @@ The SDK's parser is fast and lenient: it silently lets the last of two equal key
 
 import json
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from toolcrib.lib.json_codec import DuplicateKey, reject_duplicate_keys
 
@@ -23,8 +22,7 @@ _ID_AT_HEAD = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class ParsedMessage:
+class ParsedMessage(NamedTuple):
     """A parsed message. `malformed` says what is wrong with it, as a verb phrase."""
 
     malformed: str = ""
