@@ -9,9 +9,10 @@ session with all definitions and a deferred session; in the latter it does a typ
 REST: one search, three loads, three calls. Every figure is counted by toolcrib.lib.token_counter
 from the API responses, and compared with the product's own ledger.
 
-`tasks` are seven tasks over MCP with seven more real servers, installed on demand: surface (tools
-and instructions), one search, one load, in tokens and as shares of all schemas. Results of calls
-cost the same with and without Toolcrib, so the calls are not made: they would need accounts.
+`tasks` are seven tasks with seven more real servers, installed on demand: surface (catalog text and
+tools over REST, instructions and tools over MCP), one search, one load, in tokens and as shares of
+all schemas, as a model gets them. Results of calls cost the same with and without Toolcrib, so the
+calls are not made: they would need accounts.
 """
 
 import argparse
