@@ -1,10 +1,15 @@
 """Property-based tests of the API, generated from its OpenAPI document.
 
 Every operation gets valid and invalid requests, first with random ids and then with ids of
-existing objects. Examples are the same in every run.
+existing objects: random ones as every kind of caller, and those at the limits of its schema, with
+every check, as the caller that it is for. They are the same in every run. What is excluded, and
+why, is in schemathesis_exclusions.txt.
 """
 
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 import schemathesis
@@ -12,9 +17,17 @@ from django.core.signals import request_finished, request_started
 from django.db import close_old_connections
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
+from schemathesis.checks import CHECKS as REGISTERED_CHECKS
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.parameters import ParameterLocation
+from schemathesis.generation.hypothesis.builder import (
+    HypothesisTestConfig,
+    HypothesisTestMode,
+    create_test,
+)
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
+    negative_data_rejection,
     response_headers_conformance,
     response_schema_conformance,
     status_code_conformance,
@@ -107,3 +120,66 @@ def fuzz(document, objects, method, path, scope):
 @pytest.mark.parametrize(("method", "path", "scope"), OPERATIONS)
 def test_every_response_is_documented(document, objects, method, path, scope):
     fuzz(document, objects, method, path, scope)
+
+
+# --- Every check ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    check: str
+    operations: str  # a glob on operation ids
+    reason: str
+
+
+def read_exclusions():
+    lines = Path(__file__).with_name("schemathesis_exclusions.txt").read_text().splitlines()
+    return [Exclusion(*line.split(" | ")) for line in lines if not line.startswith("#")]
+
+
+EXCLUSIONS = read_exclusions()
+BY_ID = {
+    operation["operationId"]: (method.upper(), path, operation)
+    for path, methods in DOCUMENT["paths"].items()
+    for method, operation in methods.items()
+}
+
+
+def excluded_checks(operation_id):
+    """Return the names of the checks that an operation is excluded from; `*` is every check."""
+    return {each.check for each in EXCLUSIONS if fnmatch(operation_id, each.operations)}
+
+
+def caller(method, operation):
+    """Return the scope of the keys that an operation is for."""
+    if {"AgentAuth": []} in operation["security"]:
+        return "agent"
+    return "operator" if method == "GET" else "admin"
+
+
+@pytest.mark.parametrize("operation_id", [x for x in BY_ID if "*" not in excluded_checks(x)])
+def test_every_check_passes_at_the_limits_of_the_schema(document, objects, operation_id):
+    method, path, operation = BY_ID[operation_id]
+    excluded = [REGISTERED_CHECKS.get_one(name) for name in excluded_checks(operation_id)]
+    headers = {"Authorization": f"Bearer {objects[caller(method, operation)]}"}
+
+    def send(case):
+        case.body = replace_urls(case.body)
+        case.call_and_validate(headers=headers, excluded_checks=excluded)
+        has_wrong_path = case.meta and case.meta.is_negative_at(ParameterLocation.PATH)
+        if use_existing_ids(case, objects["ids"]):
+            replaced = [negative_data_rejection] if has_wrong_path else []
+            case.call_and_validate(headers=headers, excluded_checks=excluded + replaced)
+
+    modes = [HypothesisTestMode.COVERAGE]
+    config = HypothesisTestConfig(project=document.config, modes=modes, settings=EXAMPLES)
+    create_test(operation=document[path][method], test_func=send, config=config)()
+
+
+def test_exclusions_are_few_and_reasoned():
+    assert len(EXCLUSIONS) <= 20
+    known = {*REGISTERED_CHECKS.get_all_names(), "*"}
+    for each in EXCLUSIONS:
+        assert each.check in known, each
+        assert any(fnmatch(name, each.operations) for name in BY_ID), each
+        assert each.reason.endswith("."), each
