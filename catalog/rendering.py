@@ -21,14 +21,16 @@ FIRST_WORD = re.compile(r"[a-z0-9]+|[A-Z]+[a-z0-9]*|.")
 MAX_FITS = 10
 MAX_DESCRIPTION_LENGTH = 160
 SUMMARY_LENGTHS = (150, 110, 80, 55, 35, 20)  # characters of a hit's sentence, tried in order
-NEXT_STEP = "Call a tool at once, or read its schema with load_tools or get_tool_details."
+NEXT_STEP = "Call one at once, or load its schema."
 SPACES = re.compile(r"\s+")
+NAME_LIST = "Tools: "  # begins a description that only lists names
+LISTED_MORE = re.compile(r", and \d+ more$")
 
 DISPATCH_HEADER = (
     "Most of your tools are not listed in full. Find one with search_tools, or load a group "
     "below with load_tools to read its schemas; then run a tool with call_read_only_tool if it "
     "only reads, else with deferred_tool_call. "
-    "If you know the arguments you may call at once: a mistake comes back with the schema."
+    "If you know the arguments, call at once: a mistake comes back with the schema."
 )
 INJECT_HEADER = (
     "More tools can be added to yours. Find one with search_tools, or load a group below, whole "
@@ -73,6 +75,15 @@ class GroupLine:
         return prefix if shared else ""
 
     @cached_property
+    def described_names(self) -> int:
+        """How many of the first names a description lists that says nothing else, or 0."""
+        if not self.description.startswith(NAME_LIST):
+            return 0
+        listed = LISTED_MORE.sub("", self.description.removeprefix(NAME_LIST)).split(", ")
+        bare = [name_in_words(name[len(self.prefix) :]) for name in self.names[: len(listed)]]
+        return len(listed) if listed == bare else 0
+
+    @cached_property
     def first_words(self) -> list[str]:
         """The first word of each name: `create` of `github__create_issue`."""
         found = (FIRST_WORD.match(name, len(self.prefix)) for name in self.names)
@@ -109,7 +120,8 @@ class _Draft:
         noun = f"{'remaining ' if self.line.remaining else ''}tool{'' if total == 1 else 's'}"
         label = one_line(self.line.display_name)
         description = ""
-        if self.described:
+        repeats_names = 0 < self.line.described_names <= self.name_count
+        if self.described and not repeats_names:
             description = one_line(self.line.description)[:MAX_DESCRIPTION_LENGTH]
         head = f"{label}: {description}" if description else label
         text = f"- `{self.line.group_id}` — {head} ({total} {noun}"
@@ -300,6 +312,11 @@ def _left_out(drafts: Sequence[_Draft]) -> dict[str, Any] | None:
     }
 
 
+def name_in_words(name: str) -> str:
+    """Return a tool's name as words: `create issue` of `create_issue`."""
+    return one_line(name.replace("_", " ").replace("-", " "))
+
+
 def one_line(text: str) -> str:
     """Collapse whitespace and replace hidden characters, so the text stays on its line."""
     if not (text.isascii() and text.isprintable()):
@@ -317,8 +334,12 @@ def summary(text: str, max_length: int = 150) -> str:
 
 
 def shorten_search_response(response: dict[str, Any], max_tokens: int) -> None:
-    """Shorten the sentences of a search response, then drop the last names, until it fits."""
+    """Shorten the sentences of a search response, then drop what is last, until it fits.
+
+    All features but the first go before the names of further tools, the first one after them.
+    """
     tools, more = response["tools"], response.get("more", [])
+    features = response.get("features", [])
     sentences = [tool.get("description", "") for tool in tools]
     for length in SUMMARY_LENGTHS:
         if length < SUMMARY_LENGTHS[0]:
@@ -327,8 +348,13 @@ def shorten_search_response(response: dict[str, Any], max_tokens: int) -> None:
                     tool["description"] = summary(sentence, length)
         if count(canonical(response)) <= max_tokens:
             return
-    while more and count(canonical(response)) > max_tokens:
-        del more[-1]
+    while (more or features) and count(canonical(response)) > max_tokens:
+        if len(features) > 1 or not more:
+            del features[-1]
+        else:
+            del more[-1]
+    if "features" in response and not features:
+        del response["features"], response["features_message"]
 
 
 def tool_object(
@@ -408,23 +434,15 @@ def meta_tools(strategy: str, *, has_scripts: bool = False) -> list[dict[str, An
         (
             "search_tools",
             "Find tools. Ask for what a tool does: verb, object and product, as in "
-            "“create issue github”; one query for each need, several at once in queries.",
+            "'create issue github'; one query for each need, several at once in queries.",
             _object(
                 {
-                    "query": {**text, "description": "Verb, object and product"},
-                    "queries": {
-                        "type": "array",
-                        "items": text,
-                        "maxItems": 4,
-                        "description": "Several needs at once, instead of query",
-                    },
-                    "pattern": {**text, "description": "RE2 pattern on names and descriptions"},
+                    "query": text,
+                    "queries": {"type": "array", "items": text, "maxItems": 4},
+                    "pattern": {**text, "description": "RE2"},
                     "name": {**text, "description": "Exact name: loads the tool, with schema"},
-                    "server": {**text, "description": "Only tools of this server"},
-                    "limit": {
-                        "type": "integer",
-                        "description": "1 to 50; default 5 and more names",
-                    },
+                    "server": text,
+                    "limit": {"type": "integer"},
                     "detail": detail,
                 }
             ),
@@ -436,13 +454,9 @@ def meta_tools(strategy: str, *, has_scripts: bool = False) -> list[dict[str, An
             else "Add a group's tools to yours, all or those named.",
             _object(
                 {
-                    "group_id": {**text, "description": "As in the catalog, e.g. mcp:github"},
-                    "tool_names": {
-                        "type": "array",
-                        "items": text,
-                        "description": "Leave out for all",
-                    },
-                    "confirm": {"type": "boolean", "description": "Load a large group whole"},
+                    "group_id": text,
+                    "tool_names": {"type": "array", "items": text},
+                    "confirm": {"type": "boolean"},
                     **(for_scripts if has_scripts else {}),
                 },
                 ["group_id"],
@@ -450,17 +464,17 @@ def meta_tools(strategy: str, *, has_scripts: bool = False) -> list[dict[str, An
         ),
         (
             "get_tool_details",
-            "Read one tool's whole definition, its output included.",
+            "Read one tool's definition, with its output.",
             _object({"name": text, "detail": detail}, ["name"]),
         ),
         (
             "call_read_only_tool",
-            "Run a tool that only reads and is not in your tools. Give its name first.",
+            "Run a tool that only reads and is not in your tools.",
             _object({"name": text, "arguments": {"type": "object"}}, ["name"]),
         ),
         (
             "deferred_tool_call",
-            "Run any tool that is not in your tools. Give its name first.",
+            "Run any tool that is not in your tools.",
             _object({"name": text, "arguments": {"type": "object"}}, ["name"]),
         ),
     ]

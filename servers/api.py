@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router, Schema, Status
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from catalog import audit
 from catalog.cache import features_of
@@ -38,9 +38,18 @@ from servers.registration.drafts import ServerDraft, make_slug
 from servers.secret import Secret
 from servers.sync import connection_test, scheduling
 from servers.sync.connection_test import ConnectionTestResult
-from toolcrib.lib.api_schemas import ERRORS, Cursor, Limit, Strict, bounds, choices, set_location
+from toolcrib.lib.api_schemas import (
+    ERRORS,
+    Cursor,
+    Integer,
+    Limit,
+    Strict,
+    bounds,
+    choices,
+    set_location,
+)
 from toolcrib.lib.errors import Invalid
-from toolcrib.lib.pagination import cut_page
+from toolcrib.lib.pagination import cut_page, parse_id
 from toolcrib.lib.roles import key_actor
 
 router = Router(tags=["servers"])
@@ -131,15 +140,15 @@ class ServerIn(ConnectionIn):
 
 class ServerEdit(Strict):
     connection: ConnectionIn | None = None
-    enabled: bool | None = None
+    enabled: StrictBool | None = None
     name: str | None = None
     description: str | None = None
     connection_policy: Annotated[str, choices(ConnectionPolicy)] | None = None
     isolation: Annotated[str, choices(Isolation)] | None = None
     trust: Annotated[str, choices(Trust)] | None = None
-    call_timeout: Annotated[int, bounds(1, 900)] | None = None
-    concurrency: Annotated[int, bounds(1, 256)] | None = None
-    poll_seconds: Annotated[int, bounds(5, 86400)] | None = None
+    call_timeout: Annotated[Integer, bounds(1, 900)] | None = None
+    concurrency: Annotated[Integer, bounds(1, 256)] | None = None
+    poll_seconds: Annotated[Integer, bounds(5, 86400)] | None = None
 
 
 class CredentialsIn(Strict):
@@ -154,7 +163,7 @@ class ServerImportIn(Strict):
     text: str
     variables: dict[str, str] = Field(default_factory=dict)
     confirm: list[str] = Field(default_factory=list)  # digests from the check_only response
-    check_only: bool = False
+    check_only: StrictBool = False
 
 
 class ExportIn(Schema):
@@ -236,6 +245,8 @@ def list_servers(
     state: Annotated[str, choices(ServerState, optional=True)] = "",
 ) -> dict[str, Any]:
     """List servers by slug."""
+    if state and state not in ServerState.values:
+        raise Invalid(f"state must be one of: {', '.join(ServerState.values)}.")
     servers = servers_with_tool_counts().filter(slug__gt=cursor)
     if state:
         servers = servers.filter(state=state)
@@ -319,8 +330,8 @@ def list_server_features(
     """List a server's prompts, resources and resource templates."""
     server = find_server(slug)
     rows = server.features.order_by("pk")
-    if cursor.isascii() and cursor.isdigit():
-        rows = rows.filter(pk__gt=min(int(cursor), 2**62))
+    if cursor:
+        rows = rows.filter(pk__gt=parse_id(cursor))
     page, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
     return {"items": list(features_of(server.slug, page)), "next_cursor": next_cursor}
 
@@ -398,11 +409,11 @@ def test_server(request: HttpRequest, slug: str) -> ConnectionTestResult:
 
 @router.get("/{slug}/sync-runs", response={200: SyncRunPage, **ERRORS})
 def list_server_syncs(
-    request: HttpRequest, slug: str, limit: Limit = 20, cursor: int | None = None
+    request: HttpRequest, slug: str, limit: Limit = 50, cursor: Cursor = ""
 ) -> dict[str, Any]:
     """List the syncs of a server, newest first."""
     runs = SyncRun.objects.filter(server=find_server(slug)).order_by("-id")
-    if cursor is not None:
-        runs = runs.filter(id__lt=cursor)
+    if cursor:
+        runs = runs.filter(id__lt=parse_id(cursor))
     items, next_cursor = cut_page(runs, limit, lambda run: str(run.pk))
     return {"items": items, "next_cursor": next_cursor}

@@ -44,6 +44,7 @@ from toolcrib.lib.errors import (
 )
 from toolcrib.lib.json_codec import parse_strict
 from toolcrib.lib.openapi.document import DescribedAPI
+from toolcrib.lib.pagination import open_cursor, seal_cursor
 from toolcrib.lib.protocols.asgi import BodyTooLarge, error_headers
 from toolcrib.lib.roles import Role, role_of
 from toolcrib.notifications.api import router as notifications_router
@@ -143,6 +144,26 @@ def reject_unknown_parameters(operation: Callable[..., Any]) -> Callable[..., An
     return check_and_run
 
 
+def seal_cursors(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """Accept only cursors that the same list has issued, and issue such cursors."""
+    name = operation.__name__
+
+    @wraps(operation)
+    def open_and_seal(request: HttpRequest, **values: Any) -> Any:
+        options: Any = values.get("options")
+        if values.get("cursor"):
+            values["cursor"] = open_cursor(name, values["cursor"])
+        elif options is not None and getattr(options, "cursor", None):
+            cursor = open_cursor(name, options.cursor)
+            values["options"] = options.model_copy(update={"cursor": cursor})
+        answer = operation(request, **values)
+        if isinstance(answer, dict) and answer.get("next_cursor"):
+            return {**answer, "next_cursor": seal_cursor(name, answer["next_cursor"])}
+        return answer
+
+    return open_and_seal
+
+
 api = DescribedAPI(
     title="Toolcrib",
     version=settings.VERSION,
@@ -152,6 +173,7 @@ api = DescribedAPI(
     docs_decorator=for_known_readers,
     urls_namespace="api",
 )
+api.add_decorator(seal_cursors)
 api.add_decorator(reject_unknown_parameters)
 api.add_router("/servers", servers_router)
 api.add_router("/groups", groups_router)

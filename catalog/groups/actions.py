@@ -166,8 +166,10 @@ def find_tools(names: Sequence[str]) -> list[Tool]:
     tools = Tool.objects.select_related("server").by_name(names)
     unknown = [name for name in names if name not in tools]
     if unknown:
-        raise NotFound(
-            f"Tool not found: {join_names(unknown)}.", hint="Check the name in the list of tools."
+        raise Invalid(
+            f"Tool not found: {join_names(unknown)}.",
+            hint="Check the name in the list of tools.",
+            code="unknown_tool",
         )
     return list(dict.fromkeys(tools[name] for name in names))
 

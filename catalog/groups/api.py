@@ -7,7 +7,7 @@ from django.db import models, transaction
 from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router, Schema, Status
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from catalog import cache
 from catalog.cache import CachedGroup, is_preloaded
@@ -19,9 +19,18 @@ from catalog.groups.actions import GroupWrite
 from catalog.groups.health import Drift
 from catalog.groups.lints import Lint
 from catalog.models import Group, Membership, ToolState
-from toolcrib.lib.api_schemas import ERRORS, Cursor, Limit, Strict, choices, set_location
+from toolcrib.lib.api_schemas import (
+    ERRORS,
+    Cursor,
+    Integer,
+    Limit,
+    Renamed,
+    Strict,
+    choices,
+    set_location,
+)
 from toolcrib.lib.errors import Invalid
-from toolcrib.lib.pagination import cut_page
+from toolcrib.lib.pagination import MAX_LIMIT, cut_page, seal_cursor
 from toolcrib.lib.roles import key_actor
 
 router = Router(tags=["groups"])
@@ -51,8 +60,11 @@ class GroupOut(Schema):
     catalog_tokens: int  # its lines of the catalog
     start_tokens: int  # preloads and catalog lines: its cost
     over_budget: int  # by how much the cost exceeds the budget of a group
-    drift: DriftCount
-    lints: int  # of the group itself
+    missing_count: int  # members that its server no longer has
+    new_count: int  # tools of its server that are no members
+    lint_count: int  # of the group itself
+    drift: DriftCount = Field(deprecated=True)  # in lists
+    lints: int = Field(deprecated=True)  # in lists
 
 
 class GroupPage(Schema):
@@ -82,8 +94,16 @@ class DriftOut(Schema):
     new: list[str]
 
 
+class MemberPage(Schema):
+    items: list[MemberOut]
+    next_cursor: str | None
+
+
 class GroupDetail(GroupOut):
-    members: list[MemberOut]
+    members: list[MemberOut] = Field(description="The first 200; GET …/members lists all")
+    members_next_cursor: str | None = Field(
+        description="For the next page of GET …/members; null: `members` has all"
+    )
     drift: DriftOut  # type: ignore[assignment]
     lints: list[LintOut]  # type: ignore[assignment]
     undo: list[int] = []  # audit entries of this write, in the order to undo them
@@ -98,7 +118,7 @@ class GroupIn(Strict):
     group_id: str
     display_name: str
     description: str = ""
-    preload_default: bool = False
+    preload_default: StrictBool = False
     follows: str | None = None
 
 
@@ -106,9 +126,9 @@ class GroupEdit(Strict):
     group_id: str | None = None
     display_name: str | None = None
     description: str | None = None
-    preload_default: bool | None = None
-    deferred: bool | None = None
-    position: int | None = None
+    preload_default: StrictBool | None = None
+    deferred: StrictBool | None = None
+    position: Integer | None = None
     follows: str | None = None  # slug of the server to mirror; null stops mirroring
 
 
@@ -116,16 +136,18 @@ class GroupOrderIn(Strict):
     group_ids: list[str]
 
 
-class ToolsIn(Strict):
-    tools: list[str]
+class ToolsIn(Renamed):
+    ALIASES = {"tools": "tool_names"}
+
+    tool_names: list[str]
 
 
 class AssignIn(ToolsIn):
-    position: int | None = None
+    position: Integer | None = None
 
 
 class MemberPreloadIn(ToolsIn):
-    preload: bool | None
+    preload: StrictBool | None
 
 
 def _group_out(
@@ -143,6 +165,9 @@ def _group_out(
         "catalog_tokens": cost.stub,
         "start_tokens": cost.at_start,
         "over_budget": cost.over_budget,
+        "missing_count": len(drift.missing),
+        "new_count": len(drift.new),
+        "lint_count": len(lints),
         "drift": {"missing": len(drift.missing), "new": len(drift.new)},
         "lints": len(lints),
     }
@@ -151,17 +176,36 @@ def _group_out(
 def _detail(group_id: str, *writes: GroupWrite | None) -> dict[str, Any]:
     group = actions.find_group(group_id)
     drift = group_health.drift(group)
-    lints = [*group_health.group_lints([group])[group.pk], *group_health.tool_lints(group)]
-    members = group.memberships.select_related(
-        "tool", "tool__server", "tool__approved", "tool__latest"
-    ).order_by("position", "tool__public_name")
+    own_lints = group_health.group_lints([group])[group.pk]
+    lints = [*own_lints, *group_health.tool_lints(group)]
+    members, cursor = cut_page(_members(group), MAX_LIMIT, _member_cursor)
+    count = group.memberships.count()
     return {
-        **_group_out(group, len(members), preview.cached_group(group), drift, lints),
+        **_group_out(group, count, preview.cached_group(group), drift, own_lints),
         "members": [_member_out(group, member) for member in members],
+        "members_next_cursor": seal_cursor("list_group_members", cursor) if cursor else None,
         "drift": {"missing": drift.missing, "new": drift.new},
         "lints": [vars(lint) for lint in lints],
         "undo": _undo_ids(*writes),
     }
+
+
+def _members(group: Group) -> models.QuerySet[Membership]:
+    return group.memberships.select_related(
+        "tool", "tool__server", "tool__approved", "tool__latest"
+    ).order_by("position", "tool__public_name")
+
+
+def _member_cursor(member: Membership) -> str:
+    return f"{member.position}:{member.tool.public_name}"
+
+
+def _parse_cursor(cursor: str) -> tuple[int, str]:
+    """Return the position and name of the last item of a page."""
+    position, _, name = cursor.partition(":")
+    if not position.isdecimal() or len(position) > 10 or int(position) > MAX_POSITION:
+        raise Invalid("Invalid cursor.", hint="Send next_cursor unchanged.")
+    return int(position), name
 
 
 def _member_out(group: Group, member: Membership) -> dict[str, Any]:
@@ -187,11 +231,8 @@ def list_groups(request: HttpRequest, limit: Limit = 50, cursor: Cursor = "") ->
     """List groups in the order agents see them."""
     rows = Group.objects.select_related("follows").order_by("position", "group_id")
     if cursor:
-        position, _, name = cursor.partition(":")
-        if not position.isdecimal() or len(position) > 10 or int(position) > MAX_POSITION:
-            raise Invalid("Invalid cursor.", hint="Send next_cursor unchanged.")
-        after = Q(position__gt=int(position)) | Q(position=int(position), group_id__gt=name)
-        rows = rows.filter(after)
+        position, name = _parse_cursor(cursor)
+        rows = rows.filter(Q(position__gt=position) | Q(position=position, group_id__gt=name))
     groups, next_cursor = cut_page(rows, limit, lambda row: f"{row.position}:{row.group_id}")
     drifts, lints = group_health.drifts(groups), group_health.group_lints(groups)
     memberships = Membership.objects.filter(group__in=groups).order_by().values_list("group_id")
@@ -253,21 +294,44 @@ def delete_group(request: HttpRequest, group_id: str) -> dict[str, Any]:
     return {"group_id": group_id, "undo": _undo_ids(write)}
 
 
+@router.get("/{group_id}/members", response={200: MemberPage, **ERRORS})
+def list_group_members(
+    request: HttpRequest, group_id: str, limit: Limit = 50, cursor: Cursor = ""
+) -> dict[str, Any]:
+    """List the members of a group in their order."""
+    group = actions.find_group(group_id)
+    rows = _members(group)
+    if cursor:
+        position, name = _parse_cursor(cursor)
+        after = Q(position__gt=position) | Q(position=position, tool__public_name__gt=name)
+        rows = rows.filter(after)
+    members, next_cursor = cut_page(rows, limit, _member_cursor)
+    return {
+        "items": [_member_out(group, member) for member in members],
+        "next_cursor": next_cursor,
+    }
+
+
 @router.post("/{group_id}/members", response={200: GroupDetail, **ERRORS})
 def add_group_members(request: HttpRequest, group_id: str, body: AssignIn) -> dict[str, Any]:
     """Add tools by public name; existing members stay unchanged."""
-    group, tools = actions.find_group(group_id), actions.find_tools(body.tools)
+    group, tools = actions.find_group(group_id), actions.find_tools(body.tool_names)
     write = actions.assign(group, tools, body.position, actor=key_actor(request))
     return _detail(group_id, write)
 
 
 @router.delete("/{group_id}/members", response={200: GroupDetail, **ERRORS})
 def remove_group_members(
-    request: HttpRequest, group_id: str, tool: Query[list[str]]
+    request: HttpRequest,
+    group_id: str,
+    tool_names: Annotated[list[str], Query([])],
+    tool: Annotated[list[str], Query([], deprecated=True)],
 ) -> dict[str, Any]:
     """Remove tools from a group."""
-    group = actions.find_group(group_id)
-    write = actions.remove(group, actions.find_tools(tool), actor=key_actor(request))
+    group, names = actions.find_group(group_id), tool_names or tool
+    if not names:
+        raise Invalid("tool_names is missing.", hint="Name the members to remove.")
+    write = actions.remove(group, actions.find_tools(names), actor=key_actor(request))
     return _detail(group_id, write)
 
 
@@ -275,7 +339,7 @@ def remove_group_members(
 def order_group_members(request: HttpRequest, group_id: str, body: ToolsIn) -> dict[str, Any]:
     """Put these members first, in this order; the others keep their order."""
     group = actions.find_group(group_id)
-    write = actions.order_members(group, body.tools, actor=key_actor(request))
+    write = actions.order_members(group, body.tool_names, actor=key_actor(request))
     return _detail(group_id, write)
 
 
@@ -284,7 +348,7 @@ def edit_group_members(
     request: HttpRequest, group_id: str, body: MemberPreloadIn
 ) -> dict[str, Any]:
     """Preload members always (true), on demand (false), or by the group's default (null)."""
-    group, tools = actions.find_group(group_id), actions.find_tools(body.tools)
+    group, tools = actions.find_group(group_id), actions.find_tools(body.tool_names)
     write = actions.set_preload(group, tools, body.preload, actor=key_actor(request))
     return _detail(group_id, write)
 

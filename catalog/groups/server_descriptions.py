@@ -36,10 +36,10 @@ def compose(label: str, title: str, instructions: str, tool_names: Sequence[str]
 
 def _name_list(names: Sequence[str]) -> str:
     """Return the first tool names as words, as many as fit."""
-    words = [rendering.one_line(name.replace("_", " ").replace("-", " ")) for name in names]
+    words = [rendering.name_in_words(name) for name in names]
     for shown in range(min(len(words), MAX_NAMES), 0, -1):
         more = f", and {len(words) - shown} more" if shown < len(words) else ""
-        text = f"Tools: {', '.join(words[:shown])}{more}"
+        text = f"{rendering.NAME_LIST}{', '.join(words[:shown])}{more}"
         if len(text) <= MAX_LENGTH and not instructs_reader(text):
             return text
     return ""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from django.db.models import QuerySet
 
 from catalog.models import AuditEntry, Group, Membership, Tool
-from toolcrib.lib.errors import Conflict, NotFound
+from toolcrib.lib.errors import Conflict, Invalid, NotFound
 
 if TYPE_CHECKING:
     from servers.models import Server
@@ -136,7 +136,10 @@ def upsert_members(group: Group, rows: Mapping[str, State]) -> None:
 def find_unfollowed_server(group: Group, slug: str) -> "Server":
     """Return a server that no other group follows; this app may not import `servers`."""
     model: Any = Group._meta.get_field("follows").related_model
-    server: Server = model.objects.get_by_slug(slug)
+    try:
+        server: Server = model.objects.get_by_slug(slug)
+    except NotFound as error:
+        raise Invalid(error.message, hint=error.hint, code="unknown_server") from None
     other = Group.objects.filter(follows=server).exclude(pk=group.pk).first()
     if other:
         raise Conflict(

@@ -13,7 +13,7 @@ from catalog.models import HintKind, HintSource, ToolHint
 from catalog.tools.queries import find_tool
 from toolcrib.lib.api_schemas import ERRORS, Cursor, Limit, Strict, choices, set_location
 from toolcrib.lib.errors import Invalid
-from toolcrib.lib.pagination import cut_page
+from toolcrib.lib.pagination import cut_page, parse_id
 from toolcrib.lib.roles import key_actor
 
 router = Router(tags=["search"])
@@ -40,6 +40,11 @@ class HintOut(Schema):
     @staticmethod
     def resolve_agent(hint: ToolHint) -> str | None:
         return hint.agent.name if hint.agent else None
+
+
+class ToolHintPage(Schema):
+    items: list[HintOut]
+    next_cursor: str | None
 
 
 class ListedHint(HintOut):
@@ -84,10 +89,16 @@ class HintImportOut(Schema):
     unknown: list[str]
 
 
-@router.get("/tools/{name}/hints", response={200: list[HintOut], **ERRORS})
-def list_tool_hints(request: HttpRequest, name: str) -> list[ToolHint]:
+@router.get("/tools/{name}/hints", response={200: ToolHintPage, **ERRORS})
+def list_tool_hints(
+    request: HttpRequest, name: str, limit: Limit = 50, cursor: Cursor = ""
+) -> dict[str, Any]:
     """List the search aliases and example queries of a tool. They are not shown to agents."""
-    return list(find_tool(name).hints.active().select_related("agent"))
+    rows = find_tool(name).hints.active().select_related("agent").order_by("pk")
+    if cursor:
+        rows = rows.filter(pk__gt=parse_id(cursor))
+    items, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
+    return {"items": items, "next_cursor": next_cursor}
 
 
 @router.post("/tools/{name}/hints", response={201: HintOut, **ERRORS})
@@ -130,7 +141,7 @@ def accept_tool_hint(request: HttpRequest, name: str, hint_id: int) -> ToolHint:
 def list_hints(
     request: HttpRequest,
     limit: Limit = 50,
-    cursor: int = 0,
+    cursor: Cursor = "",
     source: str = "",
     pending: bool = False,
 ) -> dict[str, Any]:
@@ -138,7 +149,9 @@ def list_hints(
     if source and source not in HintSource.values:
         raise Invalid(f"source must be one of: {', '.join(HintSource.values)}.")
     rows = ToolHint.objects.pending() if pending else ToolHint.objects.active()
-    rows = rows.select_related("tool", "agent").order_by("pk").filter(pk__gt=cursor)
+    rows = rows.select_related("tool", "agent").order_by("pk")
+    if cursor:
+        rows = rows.filter(pk__gt=parse_id(cursor))
     if source:
         rows = rows.filter(source=source)
     items, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))

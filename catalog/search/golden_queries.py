@@ -119,8 +119,10 @@ def _check_tools(names: Iterable[str], allow_unknown: bool) -> list[str]:
     valid = {name for name in expected if name.isascii() and "\0" not in name}
     unknown = [name for name in expected if name not in (valid if allow_unknown else known)]
     if unknown:
-        raise NotFound(
-            f"Tool not found: {unknown[0][:80]}.", hint="Check the name in the list of tools."
+        raise Invalid(
+            f"Tool not found: {unknown[0][:80]}.",
+            hint="Check the name in the list of tools.",
+            code="unknown_tool",
         )
     return sorted({known[name].public_name if name in known else name for name in expected})
 

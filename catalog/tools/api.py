@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from ninja import Body, Router, Schema, Status
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from catalog.approvals import actions as approval_actions
 from catalog.audit.log import as_record
@@ -28,7 +28,7 @@ from catalog.tools.detail import effective_tool
 from catalog.tools.queries import find_tool
 from toolcrib.lib.api_schemas import ERRORS, Cursor, Limit, Strict, choices, set_location
 from toolcrib.lib.errors import Invalid
-from toolcrib.lib.pagination import cut_page
+from toolcrib.lib.pagination import cut_page, parse_id
 from toolcrib.lib.roles import Actor, key_actor
 
 router = Router()
@@ -80,7 +80,7 @@ class ParameterOverride(Strict):
     """What agents get of one parameter instead of the server's."""
 
     description: str = ""
-    hidden: bool = False
+    hidden: StrictBool = False
     fixed: Any = None  # set: Toolcrib puts this value in
 
 
@@ -104,6 +104,11 @@ class ChangeOut(Schema):
     decided_by: str
     before: dict[str, Any] | None
     after: dict[str, Any]
+
+
+class ChangePage(Schema):
+    items: list[ChangeOut]
+    next_cursor: str | None
 
 
 class ToolLint(Schema):
@@ -346,11 +351,16 @@ def release_tool(request: HttpRequest, name: str) -> dict[str, Any]:
     return _serialize_detail(name)
 
 
-@router.get("/tools/{name}/history", response={200: list[ChangeOut], **ERRORS}, tags=["tools"])
-def list_tool_changes(request: HttpRequest, name: str) -> list[dict[str, Any]]:
+@router.get("/tools/{name}/history", response={200: ChangePage, **ERRORS}, tags=["tools"])
+def list_tool_changes(
+    request: HttpRequest, name: str, limit: Limit = 50, cursor: Cursor = ""
+) -> dict[str, Any]:
     """List the changes of the definition, newest first."""
-    changes = find_tool(name).changes.select_related("before", "after")[:100]
-    return [
+    rows = find_tool(name).changes.select_related("before", "after").order_by("-pk")
+    if cursor:
+        rows = rows.filter(pk__lt=parse_id(cursor))
+    changes, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
+    items = [
         {
             "at": change.at,
             "outcome": change.outcome,
@@ -360,15 +370,16 @@ def list_tool_changes(request: HttpRequest, name: str) -> list[dict[str, Any]]:
         }
         for change in changes
     ]
+    return {"items": items, "next_cursor": next_cursor}
 
 
 @router.get("/audit", response={200: AuditPage, **ERRORS}, tags=["audit"])
 def list_audit_entries(
-    request: HttpRequest, limit: Limit = 50, cursor: int | None = None
+    request: HttpRequest, limit: Limit = 50, cursor: Cursor = ""
 ) -> dict[str, Any]:
     """List audit entries, newest first."""
     rows = AuditEntry.objects.order_by("-id")
-    if cursor is not None:
-        rows = rows.filter(id__lt=cursor)
+    if cursor:
+        rows = rows.filter(id__lt=parse_id(cursor))
     items, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
     return {"items": [as_record(entry) for entry in items], "next_cursor": next_cursor}

@@ -194,9 +194,10 @@ def _assign_groups(agent: Agent, requested: Sequence[str], *, all_groups: bool) 
     unknown = [group_id for group_id in ids if group_id not in groups]
     if unknown:
         known = list(Group.objects.values_list("group_id", flat=True))
-        raise NotFound(
+        raise Invalid(
             f"Unknown group{'s' if len(unknown) > 1 else ''}: {_join_names(unknown)}.",
             hint=f"Existing groups: {_join_names(known)}." if known else "No groups exist yet.",
+            code="unknown_group",
             details={"unknown": unknown[:NAMES_IN_ERROR]},
         )
     agent.group_links.all().delete()

@@ -7,16 +7,26 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from ninja import Router, Schema, Status
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from catalog.models import PayloadStorage
 from sessions_app.agents import actions as agent_actions
 from sessions_app.agents import api_keys
 from sessions_app.agents.queries import agents_with_counts, find_agent, key_state
 from sessions_app.models import Agent, ApiKey, KeyScope, Mode, Strategy
-from toolcrib.lib.api_schemas import ERRORS, Cursor, Limit, Strict, bounds, choices, set_location
+from toolcrib.lib.api_schemas import (
+    ERRORS,
+    Cursor,
+    Integer,
+    Limit,
+    Number,
+    Strict,
+    bounds,
+    choices,
+    set_location,
+)
 from toolcrib.lib.errors import Invalid
-from toolcrib.lib.pagination import cut_page
+from toolcrib.lib.pagination import cut_page, parse_id
 from toolcrib.lib.roles import key_actor
 
 router = Router()
@@ -58,23 +68,23 @@ class AgentPage(Schema):
 class AgentSettings(Strict):
     description: str | None = None
     groups: list[str] | None = Field(None, max_length=1000)
-    all_groups: bool | None = None
+    all_groups: StrictBool | None = None
     strategy: Annotated[str, choices(Strategy)] | None = None
     mode: Annotated[str, choices(Mode)] | None = None
-    tool_threshold: Annotated[int, bounds(1, 10**9)] | None = None
-    threshold_tokens: Annotated[int, bounds(1, 10**9)] | None = None
-    threshold_percent: float | None = None
-    catalog_budget: Annotated[int, bounds(1, 10**9)] | None = None
+    tool_threshold: Annotated[Integer, bounds(1, 10**9)] | None = None
+    threshold_tokens: Annotated[Integer, bounds(1, 10**9)] | None = None
+    threshold_percent: Number | None = None
+    catalog_budget: Annotated[Integer, bounds(1, 10**9)] | None = None
     catalog_header: str | None = None
-    budget: Annotated[int, bounds(1, 10**9)] | None = None  # null: no budget
-    calls_in_flight: Annotated[int, bounds(1, 10**9)] | None = None
-    calls_per_minute: Annotated[int, bounds(1, 10**9)] | None = None
-    searches_per_minute: Annotated[int, bounds(1, 10**9)] | None = None
-    cost_per_minute: Annotated[int, bounds(1, 10**9)] | None = None
-    max_sessions: Annotated[int, bounds(1, 10**9)] | None = None
+    budget: Annotated[Integer, bounds(1, 10**9)] | None = None  # null: no budget
+    calls_in_flight: Annotated[Integer, bounds(1, 10**9)] | None = None
+    calls_per_minute: Annotated[Integer, bounds(1, 10**9)] | None = None
+    searches_per_minute: Annotated[Integer, bounds(1, 10**9)] | None = None
+    cost_per_minute: Annotated[Integer, bounds(1, 10**9)] | None = None
+    max_sessions: Annotated[Integer, bounds(1, 10**9)] | None = None
     payload_storage: Annotated[str, choices(PayloadStorage)] | None = None
-    code_mode: bool | None = None
-    runs_custom_tools: bool | None = None
+    code_mode: StrictBool | None = None
+    runs_custom_tools: StrictBool | None = None
 
     def settings(self) -> dict[str, Any]:
         """Return the settings in the request. Null means unchanged, except for the budget."""
@@ -88,7 +98,7 @@ class AgentIn(AgentSettings):
 
 class AgentEdit(AgentSettings):
     name: str | None = None
-    enabled: bool | None = None
+    enabled: StrictBool | None = None
 
 
 class KeyOut(Schema):
@@ -116,7 +126,7 @@ class KeyPage(Schema):
 
 class KeyIn(Strict):
     name: str | None = None  # default: the agent's name
-    days: int | None = Field(None, ge=1, le=3650)  # lifetime; default: never expires
+    days: Integer | None = Field(None, ge=1, le=3650)  # lifetime; default: never expires
 
 
 def agent_body(agent: Agent) -> dict[str, Any]:
@@ -192,7 +202,7 @@ def delete_agent(request: HttpRequest, name: str) -> Status[None]:
 
 @router.get("/agents/{name}/keys", response={200: KeyPage, **ERRORS}, tags=["keys"])
 def list_agent_keys(
-    request: HttpRequest, name: str, limit: Limit = 50, cursor: int | None = None
+    request: HttpRequest, name: str, limit: Limit = 50, cursor: Cursor = ""
 ) -> dict[str, Any]:
     """List the keys of an agent, newest first."""
     return _key_page(limit, cursor, agent=find_agent(name))
@@ -219,7 +229,7 @@ def create_agent_key(
 def list_keys(
     request: HttpRequest,
     limit: Limit = 50,
-    cursor: int | None = None,
+    cursor: Cursor = "",
     scope: Annotated[str, choices(KeyScope, optional=True)] = "",
 ) -> dict[str, Any]:
     """List the keys of agents and users, newest first."""
@@ -249,10 +259,10 @@ def revoke_key(request: HttpRequest, key: str) -> dict[str, Any]:
     return key_body(api_keys.find_key_by_reference(str(row.pk)))
 
 
-def _key_page(limit: int, cursor: int | None, **filters: Any) -> dict[str, Any]:
+def _key_page(limit: int, cursor: str, **filters: Any) -> dict[str, Any]:
     keys = ApiKey.objects.select_related("agent").filter(**filters).order_by("-id")
-    if cursor is not None:
-        keys = keys.filter(id__lt=cursor)
+    if cursor:
+        keys = keys.filter(id__lt=parse_id(cursor))
     items, next_cursor = cut_page(keys, limit, lambda row: str(row.pk))
     return {"items": [key_body(key) for key in items], "next_cursor": next_cursor}
 

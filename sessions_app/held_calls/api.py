@@ -11,9 +11,9 @@ from sessions_app.held_calls import actions
 from sessions_app.held_calls.queries import STATES, call_body, grant_body, record_read
 from sessions_app.models import Approver, Call, CallState, Grant
 from sessions_app.sessions import lifecycle
-from toolcrib.lib.api_schemas import ERRORS, Strict, choices
+from toolcrib.lib.api_schemas import ERRORS, Cursor, Integer, Limit, Number, Strict, choices
 from toolcrib.lib.errors import Invalid, ToolcribError
-from toolcrib.lib.pagination import cut_page
+from toolcrib.lib.pagination import cut_page, parse_id
 from toolcrib.lib.payloads import check_value
 from toolcrib.lib.roles import key_actor
 
@@ -48,8 +48,8 @@ class GrantIn(Strict):
     """Which later calls of the session pass the rule that held this one."""
 
     tools: list[str] = Field([], max_length=actions.MAX_PATTERNS, description="Globs on names")
-    count: int | None = Field(None, ge=1, le=1_000_000, description="Number of calls")
-    expires_in: float | None = Field(None, gt=0, le=MAX_GRANT_SECONDS, description="Seconds")
+    count: Integer | None = Field(None, ge=1, le=1_000_000, description="Number of calls")
+    expires_in: Number | None = Field(None, gt=0, le=MAX_GRANT_SECONDS, description="Seconds")
 
 
 class DecisionIn(Strict):
@@ -99,8 +99,8 @@ class GrantPage(Schema):
 
 
 class PageIn(Strict):
-    limit: int = Field(50, ge=1, le=200)
-    cursor: str = ""
+    limit: Limit = 50
+    cursor: Cursor = ""
 
 
 class ListIn(PageIn):
@@ -116,16 +116,10 @@ def list_held_calls(request: HttpRequest, options: Query[ListIn]) -> dict[str, A
     if options.state:
         rows = rows.filter(state=options.state)
     if options.cursor:
-        rows = rows.filter(pk__lt=_parse_cursor(options.cursor))
+        rows = rows.filter(pk__lt=parse_id(options.cursor))
     page, cursor = cut_page(rows.order_by("-pk"), options.limit, lambda row: str(row.pk))
     record_read(page, key_actor(request))
     return {"items": [call_body(call) for call in page], "next_cursor": cursor}
-
-
-def _parse_cursor(cursor: str) -> int:
-    if not cursor.isdecimal() or len(cursor) > 18:
-        raise Invalid("Invalid cursor.", hint="Use next_cursor of the previous page.")
-    return int(cursor)
 
 
 @router.post("/calls/{call_id}/decision", response={200: HeldCallOut, **ERRORS})
@@ -165,7 +159,7 @@ def list_grants(request: HttpRequest, session_id: str, options: Query[PageIn]) -
     session = lifecycle.find_session(None, session_id)
     rows = Grant.objects.select_related("session").filter(session=session).order_by("pk")
     if options.cursor:
-        rows = rows.filter(pk__gt=_parse_cursor(options.cursor))
+        rows = rows.filter(pk__gt=parse_id(options.cursor))
     page, cursor = cut_page(rows, options.limit, lambda row: str(row.pk))
     return {"items": [grant_body(grant) for grant in page], "next_cursor": cursor}
 

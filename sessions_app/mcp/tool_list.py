@@ -19,13 +19,10 @@ from sessions_app.sessions.snapshots import Pin, surface_of
 
 Object = dict[str, Any]
 Fits = Callable[[Object], bool]
-ERRORS = (
-    "A call that cannot be made comes back with what is wrong and, where the arguments are, with "
-    "the tool's schema."
-)
+ERRORS = "A rejected call comes back with what is wrong and, where it helps, the schema."
 DISPATCH_INSTRUCTIONS = (
     "There are more tools than the list shows: find one with search_tools, read schemas with "
-    "load_tools, and run it with call_read_only_tool if it only reads, else with "
+    "load_tools, run it with call_read_only_tool if it only reads, else with "
     f"deferred_tool_call. {ERRORS}"
 )
 INJECT_INSTRUCTIONS = (

@@ -12,9 +12,9 @@ from sessions_app.playground import golden_runs
 from sessions_app.playground import search as playground_search
 from sessions_app.usage import searches
 from sessions_app.usage.filters import RANGES, UsageFilter
-from toolcrib.lib.api_schemas import ERRORS, Limit, Strict, choices, set_location
+from toolcrib.lib.api_schemas import ERRORS, Cursor, Limit, Strict, choices, set_location
 from toolcrib.lib.errors import Invalid
-from toolcrib.lib.pagination import check_limit, cut_page
+from toolcrib.lib.pagination import check_limit, cut_page, parse_id
 from toolcrib.lib.roles import key_actor
 
 EXPLANATION = ("name", "rank", "reasons", "bm25", "embedding", "score", "hint")
@@ -118,9 +118,13 @@ def try_search(
 
 
 @router.get("/golden", response={200: GoldenPage, **ERRORS})
-def list_golden_queries(request: HttpRequest, limit: Limit = 50, cursor: int = 0) -> dict[str, Any]:
+def list_golden_queries(
+    request: HttpRequest, limit: Limit = 50, cursor: Cursor = ""
+) -> dict[str, Any]:
     """List golden queries with their latest ranks, oldest first."""
-    rows = golden_queries.queries().order_by("pk").filter(pk__gt=cursor)
+    rows = golden_queries.queries().order_by("pk")
+    if cursor:
+        rows = rows.filter(pk__gt=parse_id(cursor))
     items, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
     return {"items": items, "next_cursor": next_cursor}
 

@@ -5,6 +5,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse
 from ninja import Router
+from pydantic import StrictBool
 
 from catalog import audit
 from catalog.tools.queries import find_defined_tool
@@ -21,7 +22,7 @@ router = Router()
 
 class TryIn(Strict):
     arguments: dict[str, Any] = {}
-    confirm: bool = False  # call the tool although a rule holds the call
+    confirm: StrictBool = False  # call the tool although a rule holds the call
 
 
 @router.get(

@@ -23,8 +23,7 @@ from toolcrib.lib.api_schemas import (
     choices,
     set_location,
 )
-from toolcrib.lib.errors import Invalid
-from toolcrib.lib.pagination import cut_page
+from toolcrib.lib.pagination import cut_list, cut_page, parse_id
 from toolcrib.lib.roles import key_actor
 
 router = Router(tags=["rules"])
@@ -67,7 +66,7 @@ class PresetOut(Schema):
 
 class PresetPage(Schema):
     items: list[PresetOut]
-    next_cursor: None = None
+    next_cursor: str | None
 
 
 class PresetIn(AgentBody):
@@ -106,9 +105,7 @@ class TestOut(Schema):
 @router.get("", response={200: RulePage, **ERRORS})
 def list_rules(request: HttpRequest, limit: Limit = 50, cursor: Cursor = "") -> dict[str, Any]:
     """List the rules in the order in which they are asked."""
-    if cursor and not (cursor.isdecimal() and cursor.isascii() and len(cursor) < 10):
-        raise Invalid("The cursor was not issued by this list.", hint="Use next_cursor.")
-    rules = Rule.objects.filter(position__gt=int(cursor)) if cursor else Rule.objects.all()
+    rules = Rule.objects.filter(position__gt=parse_id(cursor)) if cursor else Rule.objects.all()
     items, next_cursor = cut_page(rules, limit, lambda rule: str(rule.position))
     return {"items": [shown.body for shown in show_rules(items)], "next_cursor": next_cursor}
 
@@ -168,13 +165,16 @@ def delete_rule(request: HttpRequest, name: str) -> Status[None]:
 
 
 @presets_router.get("", response={200: PresetPage, **ERRORS})
-def list_rule_presets(request: HttpRequest) -> dict[str, Any]:
+def list_rule_presets(
+    request: HttpRequest, limit: Limit = 50, cursor: Cursor = ""
+) -> dict[str, Any]:
     """List the rules that can be created by template."""
     names = set(Rule.objects.values_list("name", flat=True))
     items = [
         vars(preset) | {"is_used": preset.name in names} for preset in presets.PRESETS.values()
     ]
-    return {"items": items}
+    page, next_cursor = cut_list(items, limit, cursor)
+    return {"items": page, "next_cursor": next_cursor}
 
 
 @presets_router.post("/{key}/create", response={201: RuleOut, **ERRORS})

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from sessions_app.models import CallState
 from sessions_app.scripts.engines import MAX_SECONDS
-from toolcrib.lib.api_schemas import AgentBody, Strict, choices
+from toolcrib.lib.api_schemas import AgentBody, Number, Strict, choices
 
 MAX_SDK_TOOLS = 300  # in one response
 
@@ -31,7 +31,7 @@ class ScriptIn(AgentBody):
         description="The script. Its return, or in Python its last expression, is the result"
     )
     language: Literal["python", "typescript"] = "python"
-    timeout: float | None = Field(
+    timeout: Number | None = Field(
         None, ge=1, le=MAX_SECONDS, description="Seconds of running; pauses are not counted"
     )
     input: Any = Field(None, description="Any JSON value, which the script has as `input`")

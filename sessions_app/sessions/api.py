@@ -4,7 +4,7 @@ Responses that must be byte-stable are serialized as canonical JSON.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import wraps
 from typing import Annotated, Any
 
@@ -37,7 +37,7 @@ from toolcrib.lib.api_schemas import (
 )
 from toolcrib.lib.errors import Forbidden, Invalid
 from toolcrib.lib.json_codec import canonical, canonical_in_pieces, digest
-from toolcrib.lib.pagination import cut_page
+from toolcrib.lib.pagination import cut_page, parse_id
 from toolcrib.lib.payloads import check_value
 from toolcrib.lib.roles import key_actor
 
@@ -105,7 +105,7 @@ def charged(base: float) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 # --- Sessions -------------------------------------------------------------------------------------
 
 
-@router.post("/sessions", response={201: schemas.SessionOut, **AGENT_ERRORS})
+@router.post("/sessions", response={201: schemas.OpenedSession, **AGENT_ERRORS})
 @charged(CATALOG_COST)
 def open_session(request: HttpRequest, body: schemas.OpenIn) -> HttpResponse:
     """Open a session. Returns its catalog, its tools array and how its mode was chosen."""
@@ -128,11 +128,14 @@ def _created(body: dict[str, Any]) -> HttpResponse:
     return response
 
 
-def _session_body(session: AgentSession, unknown: Sequence[str] = ()) -> dict[str, Any]:
+def _session_body(
+    session: AgentSession,
+    unknown: Sequence[str] = (),
+    include: Collection[str] = schemas.SESSION_PARTS,
+) -> dict[str, Any]:
     scope = scope_of_session(session)
     candidates = {name: scope.candidates(name) for name in unknown}
-    text, tokens, left_out = surface.catalog_text(session)
-    return {
+    body: dict[str, Any] = {
         "id": session.session_id,
         "agent": session.agent.name,
         "state": loading.current_state(session),
@@ -141,14 +144,6 @@ def _session_body(session: AgentSession, unknown: Sequence[str] = ()) -> dict[st
         "mode": session.mode,
         "auto_deferred": session.auto_deferred,
         "decided_by": session.decided_by,
-        "catalog": {
-            "text": text,
-            "etag": digest(text),
-            "revision": session.revision,
-            "tokens": tokens,
-            "left_out": left_out,
-        },
-        "tools": surface.tools_array(session),
         "stats": loading.stats(session, with_names=False),
         "suggested_iteration_multiplier": (
             lifecycle.DEFERRED_ITERATION_MULTIPLIER if session.mode == "deferred" else 1
@@ -158,6 +153,18 @@ def _session_body(session: AgentSession, unknown: Sequence[str] = ()) -> dict[st
         "metadata": read_object(session.metadata),
         "created_at": session.created_at.isoformat(),
     }
+    if "catalog" in include:
+        text, tokens, left_out = surface.catalog_text(session)
+        body["catalog"] = {
+            "text": text,
+            "etag": digest(text),
+            "revision": session.revision,
+            "tokens": tokens,
+            "left_out": left_out,
+        }
+    if "tools" in include:
+        body["tools"] = surface.tools_array(session)
+    return body
 
 
 @router.get("/sessions", response={200: schemas.SessionPage, **AGENT_ERRORS})
@@ -183,15 +190,9 @@ def list_sessions(
     if own is not None:
         rows = rows.filter(agent=own)
     if cursor:
-        rows = rows.filter(pk__lt=_parse_cursor(cursor))
+        rows = rows.filter(pk__lt=parse_id(cursor))
     sessions, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
     return {"items": [_row_body(row) for row in sessions], "next_cursor": next_cursor}
-
-
-def _parse_cursor(cursor: str) -> int:
-    if not cursor.isdecimal() or len(cursor) > 18:
-        raise Invalid("Invalid cursor.", hint="Use next_cursor of the previous page.")
-    return int(cursor)
 
 
 def _row_body(session: AgentSession) -> dict[str, Any]:
@@ -212,9 +213,12 @@ def _row_body(session: AgentSession) -> dict[str, Any]:
 
 @router.get("/sessions/{session_id}", response={200: schemas.SessionOut, **AGENT_ERRORS})
 @charged(REQUEST_COST)
-def get_session(request: HttpRequest, session_id: str) -> HttpResponse:
-    """Get a session."""
-    return _json(_session_body(readable_session(request, session_id)))
+def get_session(
+    request: HttpRequest, session_id: str, include: schemas.SessionInclude = ""
+) -> HttpResponse:
+    """Get a session; its catalog and its tools array only if `include` names them."""
+    parts = include.split(",")
+    return _json(_session_body(readable_session(request, session_id), include=parts))
 
 
 @router.delete("/sessions/{session_id}", response={204: None, **AGENT_ERRORS})
@@ -239,12 +243,12 @@ async def close_session(
 def _close(request: HttpRequest, session_id: str) -> HttpResponse:
     rate_limits.check_cost(agent_of(request), REQUEST_COST)
     lifecycle.close_session(_own_session(request, session_id))
-    response = _json(_session_body(_own_session(request, session_id)))
+    response = _json(_session_body(_own_session(request, session_id), include=()))
     rate_limits.add_cost(agent_of(request), len(response.content))
     return response
 
 
-@router.post("/sessions/{session_id}/fork", response={201: schemas.SessionOut, **AGENT_ERRORS})
+@router.post("/sessions/{session_id}/fork", response={201: schemas.OpenedSession, **AGENT_ERRORS})
 @charged(CATALOG_COST)
 def fork_session(request: HttpRequest, session_id: str, body: NoFields = NO_FIELDS) -> HttpResponse:
     """Copy a session with its catalog and loaded tools. The copy is independent."""
@@ -438,6 +442,6 @@ def list_session_events(
     session = readable_session(request, session_id)
     rows = Event.objects.select_related("call").filter(session=session).order_by("pk")
     if cursor:
-        rows = rows.filter(pk__gt=_parse_cursor(cursor))
+        rows = rows.filter(pk__gt=parse_id(cursor))
     page, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
     return {"items": [event_body(row) for row in page], "next_cursor": next_cursor}

@@ -14,8 +14,8 @@ MAX_FEATURES = 3
 MIN_SHARE = 0.5  # of the terms of a query
 SUMMARY_LENGTH = 80
 HOW_TO_GET = (
-    "features are no tools: your client gets a prompt with prompts/get and reads a resource with "
-    "resources/read. If you cannot ask it to, name them to the user."
+    "features are no tools: a client gets a prompt with prompts/get and reads a resource with "
+    "resources/read; if it cannot, name them to the user."
 )
 WORDS = frozenset(tokenize("prompt resource"))  # of the kinds, which every one of them matches
 

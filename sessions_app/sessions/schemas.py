@@ -242,6 +242,10 @@ class Stats(SessionStats):
     tool_names: list[str] = Field(description="Every tool of the session, loaded or not")
 
 
+SESSION_PARTS = ("catalog", "tools")
+SessionInclude = Annotated[str, Field(max_length=100, pattern=r"^((catalog|tools),?)*$")]
+
+
 class SessionOut(Schema):
     id: str
     agent: str
@@ -251,14 +255,27 @@ class SessionOut(Schema):
     mode: Literal["deferred", "full"]
     auto_deferred: bool
     decided_by: Literal["count", "tokens", "percent", "forced", "below"]
-    catalog: CatalogPart
-    tools: list[dict[str, Any]]
     stats: SessionStats
     suggested_iteration_multiplier: int
     unknown: list[str]
     ambiguous: dict[str, list[str]] = Field(description="Bare names of several tools: their names")
     metadata: dict[str, Any]
     created_at: datetime
+    catalog: CatalogPart | None = Field(
+        None, description="Text for the system prompt; only with include=catalog"
+    )
+    tools: list[dict[str, Any]] | None = Field(
+        None,
+        description="Objects for the model's tools array, fixed at the start; "
+        "only with include=tools",
+    )
+
+
+class OpenedSession(SessionOut):
+    """A session with all that it starts with."""
+
+    catalog: CatalogPart
+    tools: list[dict[str, Any]]
 
 
 class SessionRow(Schema):

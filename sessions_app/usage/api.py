@@ -16,7 +16,7 @@ from sessions_app.usage.tool_usage import tool_usage
 from toolcrib.lib.api_schemas import ERRORS, Cursor, Limit, bounds, choices
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.figures import SCRIPT_GIVEN, SPARED
-from toolcrib.lib.pagination import check_limit, cut_page
+from toolcrib.lib.pagination import check_limit, cut_list, cut_page
 
 MAX_DAYS = 366
 
@@ -57,7 +57,7 @@ class ModelCostOut(Schema):
 
 class ModelCostList(Schema):
     items: list[ModelCostOut]
-    next_cursor: None = None
+    next_cursor: str | None
 
 
 class ScriptUsageOut(Schema):
@@ -116,12 +116,16 @@ def list_tool_usage(
 
 @router.get("/models", response={200: ModelCostList, **ERRORS})
 def list_model_costs(
-    request: HttpRequest, range: Annotated[str, choices(RANGES)] = "30d"
+    request: HttpRequest,
+    range: Annotated[str, choices(RANGES)] = "30d",
+    limit: Limit = 50,
+    cursor: Cursor = "",
 ) -> dict[str, Any]:
     """List tokens, cost and saving by model, over 24h, 7d, 30d or 90d."""
     if range not in RANGES:
         raise Invalid(f"range must be one of: {', '.join(RANGES)}.")
-    return {"items": list_models(range)}
+    items, next_cursor = cut_list(list_models(range), limit, cursor)
+    return {"items": items, "next_cursor": next_cursor}
 
 
 @router.get("/scripts", response={200: ScriptUsagePage, **ERRORS})
@@ -149,17 +153,8 @@ def list_failed_searches(
     cursor: Cursor = "",
 ) -> dict[str, Any]:
     """List searches without results, most frequent first."""
-    since, limit = _since(days), check_limit(limit)
-    if cursor and not (cursor.isdecimal() and len(cursor) < 10):
-        raise Invalid(
-            "Invalid cursor.", hint="Use next_cursor of the previous page, or omit cursor."
-        )
+    since = _since(days)
     filters = UsageFilter(agent=agent.replace("\0", ""), start=since)
     rows = failed_searches(filters, limit=None).without_results
-    start = int(cursor or 0)
-    end = start + limit
-    return {
-        "since": since,
-        "items": rows[start:end],
-        "next_cursor": str(end) if end < len(rows) else None,
-    }
+    items, next_cursor = cut_list(rows, limit, cursor)
+    return {"since": since, "items": items, "next_cursor": next_cursor}

@@ -293,3 +293,19 @@ def test_the_agent_of_a_budget_may_open_without_requests(db):
     group_actions.edit(group, deferred=False, actor=SYSTEM)
     client = make_agent_client("poor", mode="deferred", budget=1)
     assert client.open().opened["stats"]["loaded"] == 2
+
+
+# --- Small answers --------------------------------------------------------------------------------
+
+
+def test_a_session_is_small_unless_its_parts_are_asked_for(scout):
+    """Judgement 5.7: neither the catalog nor the tools are in each answer about a session."""
+    session = scout.open()
+    opened = session.opened
+    small = session.get("").json
+    assert small == {name: opened[name] for name in opened if name not in ("catalog", "tools")}
+    both = session.get("?include=catalog,tools").json
+    assert both == opened
+    assert set(session.get("?include=tools").json) - set(small) == {"tools"}
+    assert session.get("?include=everything").status == 422
+    assert set(session.post("/close").json) == set(small)

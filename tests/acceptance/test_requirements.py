@@ -4,6 +4,8 @@ import ast
 from functools import lru_cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -33,8 +35,19 @@ def test_every_requirement_is_listed_once():
     assert numbers == [*range(1, 83), *range(98, 103)]
 
 
-def test_each_is_shown_by_tests_or_differs_by_design():
-    for _, requirement, shown in read_rows("requirements.txt"):
+ROWS_OF_FEATURES = [*range(1, 27), *range(29, 35), 36, 37, 41, 42, 44, *range(49, 59)]
+
+
+def test_every_row_of_the_feature_table_is_listed_once():
+    """Those that concern the engine."""
+    numbers = [int(number) for number, _, _ in read_rows("features.txt")]
+    assert numbers == ROWS_OF_FEATURES
+    assert len(numbers) == 47
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "features.txt"])
+def test_each_is_shown_by_tests_or_differs_by_design(name):
+    for _, requirement, shown in read_rows(name):
         if not shown.startswith("By design: "):
             assert_tests_exist(requirement, shown)
 

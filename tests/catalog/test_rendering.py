@@ -1,11 +1,14 @@
 """Catalog text: one line per group, names below, within a budget, deterministic."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from catalog import rendering
-from catalog.rendering import GroupLine, catalog
+from catalog.rendering import GroupLine, catalog, group_lines, shorten_search_response
+from toolcrib.lib.json_codec import canonical
 from toolcrib.lib.token_counter import count
 
 HEAD = "Tools:"
@@ -175,3 +178,36 @@ def test_the_least_cost_of_names_changes_no_result(groups, budget):
         patch.setattr(rendering, "_least_cost", lambda draft: 0)  # count everything at once
         expected = catalog(lines, header=HEAD, budget=budget)
     assert catalog(lines, header=HEAD, budget=budget) == expected
+
+
+def test_a_description_that_lists_names_is_left_out_beside_the_names():
+    names = ("crm__add_note", "crm__find-customer", "crm__list_notes")
+    said = "Tools: add note, find customer, and 1 more"
+    line = GroupLine("mcp:crm", "CRM", said, names)
+    assert "Tools:" not in catalog([line], header="H", budget=500).text
+    assert said in group_lines([line], 500)
+    for other in (f"{said}.", "Tools: add note, find orders", "Customers and notes"):
+        kept = catalog([replace(line, description=other)], header="H", budget=500).text
+        assert other in kept
+
+
+def test_what_a_search_found_beside_tools_is_shortened_with_it():
+    def response(features):
+        return {
+            "tools": [{"name": f"t{at}", "description": "Does a thing."} for at in range(5)],
+            "more": [f"another_long_name_of_a_tool_{at}" for at in range(10)],
+            "features": [
+                {"kind": "resource", "uri": f"crib://x/{at}" * 9} for at in range(features)
+            ],
+            "features_message": "How to get them.",
+        }
+
+    shortened = response(3)
+    shorten_search_response(shortened, 200)
+    assert len(shortened["features"]) == 1
+    assert 0 < len(shortened["more"]) < 10
+    assert count(canonical(shortened)) <= 200
+    tiny = response(1)
+    shorten_search_response(tiny, 70)
+    assert tiny["more"] == []
+    assert not {"features", "features_message"} & tiny.keys()

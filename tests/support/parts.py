@@ -90,7 +90,7 @@ TASK_PACKAGES = (
     "mcp-server-kubernetes@4.1.7",
     "airtable-mcp-server@1.14.0",
     "@modelcontextprotocol/server-sequential-thinking@2026.8.31",
-    "@modelcontextprotocol/server-slack@2025.4.25",
+    "mongodb-mcp-server@3.0.4",
 )
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
 

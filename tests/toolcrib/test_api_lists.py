@@ -80,16 +80,38 @@ def test_the_last_page_of_every_list_has_no_cursor(
 
 def read_cursors(path: str, examples: dict[str, Any], token: str) -> list[str | None]:
     """Read a list to its end, first one item and then the rest; return the cursors."""
-    for name, value in examples.items():
-        path = path.replace("{" + name + "}", quote(str(value), safe=""))
     cursors: list[str | None] = []
     query = "limit=1"
     while not cursors or cursors[-1]:
-        headers = {"Authorization": f"Bearer {token}"}
-        response = send_api("GET", f"{path}?{query}", b"", headers)
-        if response.status_code == 422 and not cursors:  # a list that is always whole
-            response = send_api("GET", path, b"", headers)
-        assert response.status_code == 200, f"{path}?{query}: {response.content!r}"
-        cursors.append(json.loads(response.content)["next_cursor"])
+        status, page = read_page(path, query, examples, token)
+        assert status == 200, f"{path}?{query}: {page}"
+        cursors.append(page["next_cursor"])
         query = f"limit=200&cursor={quote(str(cursors[-1]))}"
     return cursors
+
+
+def read_page(path: str, query: str, examples: dict[str, Any], token: str) -> tuple[int, Any]:
+    tool = examples["public_name"]
+    named = {**examples, "name": tool} if path.startswith("/api/v1/tools/") else examples
+    for name, value in named.items():
+        path = path.replace("{" + name + "}", quote(str(value), safe=""))
+    response = send_api("GET", f"{path}?{query}", b"", {"Authorization": f"Bearer {token}"})
+    return response.status_code, json.loads(response.content)
+
+
+def test_a_list_accepts_no_cursor_but_its_own(examples: dict[str, Any], admin_token: str) -> None:
+    of_tools = read_cursors("/api/v1/tools", examples, admin_token)[0]
+    of_agents = read_cursors("/api/v1/agents", examples, admin_token)[0]
+    for path in LISTS:
+        other = of_agents if path == "/api/v1/tools" else of_tools
+        for cursor in (str(other), "zzz", "1", "AA==", "é"):
+            status, answer = read_page(path, f"cursor={quote(cursor)}", examples, admin_token)
+            assert (status, answer["error"]["code"]) == (422, "invalid"), f"{path}: {cursor}"
+            assert answer["error"]["details"]["problems"][0]["at"] == "query.cursor", path
+
+
+def test_every_list_has_a_limit_and_a_cursor() -> None:
+    for path in LISTS:
+        operation = DOCUMENT["paths"][path]["get"]
+        names = {parameter["name"] for parameter in operation["parameters"]}
+        assert names >= {"limit", "cursor"}, path

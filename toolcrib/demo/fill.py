@@ -137,10 +137,10 @@ def create_groups(admin: Toolcrib) -> None:
     for group, (name, description, tools) in MIXED_GROUPS.items():
         body = {"group_id": group, "display_name": name, "description": description}
         send(admin, "POST", "/groups", body)
-        send(admin, "POST", f"/groups/{group}/members", {"tools": tools})
-    preload = {"tools": ["tickets__list_tickets", "tickets__search_tickets"], "preload": True}
+        send(admin, "POST", f"/groups/{group}/members", {"tool_names": tools})
+    preload = {"tool_names": ["tickets__list_tickets", "tickets__search_tickets"], "preload": True}
     send(admin, "PATCH", "/groups/mcp:tickets/members", preload)
-    preload = {"tools": ["tickets__get_ticket", "calendar__find_free_slot"], "preload": True}
+    preload = {"tool_names": ["tickets__get_ticket", "calendar__find_free_slot"], "preload": True}
     send(admin, "PATCH", "/groups/daily:support/members", preload)
     every_tool = [tool["name"] for tool in list_all(admin, "/tools")]
     body = {"display_name": "First trial", "description": "Every tool in full, for comparison"}

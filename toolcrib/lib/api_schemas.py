@@ -12,6 +12,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    StrictFloat,
     StrictInt,
     create_model,
     model_validator,
@@ -83,10 +84,11 @@ class NoFields(Strict):
 NO_FIELDS = NoFields()
 
 
-class AgentBody(Strict):
-    """A request body that agents send: null means absent, and some fields have two names."""
+class Renamed(Strict):
+    """A request body some of whose fields have two names; the other one is deprecated."""
 
     ALIASES: ClassVar[Mapping[str, str]] = {}  # other names that are accepted, and their fields
+    NULL_IS_ABSENT: ClassVar[bool] = False
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -108,12 +110,18 @@ class AgentBody(Strict):
         sent: dict[str, Any] = {}
         for key, value in body.items():
             name = aliases.get(key, key)
-            if value is None and (key in known or key in aliases):
+            if value is None and cls.NULL_IS_ABSENT and (key in known or key in aliases):
                 continue
             if name in sent and sent[name] != value:
                 raise ValueError(f"{' and '.join(sorted({key, name}))} differ; send one of them")
             sent[name] = value
         return sent
+
+
+class AgentBody(Renamed):
+    """A request body that agents send: null means absent."""
+
+    NULL_IS_ABSENT = True
 
 
 def parse_digits(value: Any) -> Any:
@@ -123,6 +131,7 @@ def parse_digits(value: Any) -> Any:
 
 
 Integer = Annotated[StrictInt, BeforeValidator(parse_digits)]
+Number = Annotated[StrictInt | StrictFloat, BeforeValidator(parse_digits)]
 
 
 def check_parameters(sent: Iterable[str], known: Collection[str]) -> None:

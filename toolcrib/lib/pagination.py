@@ -1,14 +1,16 @@
 """Pagination of lists: by offset, by id, and by API cursor."""
 
+from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Generic, Protocol, TypeVar
 
 from django.db.models import Model, QuerySet
 from django.http import QueryDict
 
 from toolcrib.lib.display import group_digits
-from toolcrib.lib.errors import Invalid
+from toolcrib.lib.errors import Invalid, InvalidRequest
 from toolcrib.lib.request import number
 from toolcrib.lib.text import plural
 
@@ -18,6 +20,7 @@ R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
 PAGE_SIZE = 50
 MAX_LIMIT = 200
+CURSOR_MARK = 4  # characters of a cursor that name its list
 
 
 class Sliceable(Protocol[T_co]):
@@ -101,6 +104,43 @@ def check_limit(limit: int) -> int:
     if not 1 <= limit <= MAX_LIMIT:
         raise Invalid(f"limit must be an integer from 1 to {MAX_LIMIT}.")
     return limit
+
+
+def seal_cursor(list_name: str, value: str) -> str:
+    """Return a cursor that only this list accepts."""
+    return urlsafe_b64encode(f"{_mark(list_name)}{value}".encode()).decode().rstrip("=")
+
+
+def open_cursor(list_name: str, cursor: str) -> str:
+    """Return what a cursor of this list stands for, or raise InvalidRequest."""
+    try:
+        text = b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
+    except ValueError:
+        text = ""
+    mark, value = text[:CURSOR_MARK], text[CURSOR_MARK:]
+    if mark != _mark(list_name) or not value or "\0" in value:
+        raise InvalidRequest(
+            [{"loc": ("query", "cursor"), "msg": "not issued by this list; send next_cursor"}]
+        )
+    return value
+
+
+def _mark(list_name: str) -> str:
+    return sha256(list_name.encode()).hexdigest()[:CURSOR_MARK]
+
+
+def cut_list(rows: Sequence[T], limit: int, cursor: str) -> tuple[Sequence[T], str | None]:
+    """Return a page of a list whose order is fixed, and the cursor of the next page."""
+    start = parse_id(cursor) if cursor else 0
+    end = start + check_limit(limit)
+    return rows[start:end], str(end) if end < len(rows) else None
+
+
+def parse_id(cursor: str) -> int:
+    """Return the id in a cursor, or raise Invalid."""
+    if not (cursor.isdecimal() and cursor.isascii() and len(cursor) <= 18):
+        raise Invalid("Invalid cursor.", hint="Use next_cursor of the previous page.")
+    return int(cursor)
 
 
 def cut_page(

@@ -5,12 +5,11 @@ from typing import Annotated, Any, Literal
 
 from django.http import HttpRequest, HttpResponse
 from ninja import Router, Schema, Status
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from sessions_app.models import Alert, AlertKind, WebhookKind
 from toolcrib.lib.api_schemas import ERRORS, AgentBody, Cursor, Limit, choices, set_location
-from toolcrib.lib.errors import Invalid
-from toolcrib.lib.pagination import cut_page
+from toolcrib.lib.pagination import cut_list, cut_page, parse_id
 from toolcrib.lib.roles import key_actor
 from toolcrib.notifications import actions, alerts
 from toolcrib.notifications.queries import find_webhook, list_webhooks, show_webhook
@@ -31,7 +30,7 @@ class WebhookEdit(AgentBody):
     name: str | None = None
     address: str | None = None
     events: list[str] | None = None
-    enabled: bool | None = None
+    enabled: StrictBool | None = None
 
 
 class WebhookOut(Schema):
@@ -54,7 +53,7 @@ class CreatedWebhook(WebhookOut):
 
 class WebhookList(Schema):
     items: list[WebhookOut]
-    next_cursor: None = None
+    next_cursor: str | None
 
 
 class DeliveryOut(Schema):
@@ -91,9 +90,10 @@ class AlertPage(Schema):
 
 
 @router.get("/webhooks", response={200: WebhookList, **ERRORS}, operation_id="list_webhooks")
-def webhooks(request: HttpRequest) -> dict[str, Any]:
+def webhooks(request: HttpRequest, limit: Limit = 50, cursor: Cursor = "") -> dict[str, Any]:
     """List the receivers of notifications."""
-    return {"items": list_webhooks()}
+    items, next_cursor = cut_list(list_webhooks(), limit, cursor)
+    return {"items": items, "next_cursor": next_cursor}
 
 
 @router.post("/webhooks", response={201: CreatedWebhook, **ERRORS})
@@ -142,7 +142,7 @@ def list_webhook_deliveries(
 ) -> dict[str, Any]:
     """List the notifications of a receiver, the newest first."""
     rows = find_webhook(webhook_id).deliveries.all()
-    rows = rows.filter(pk__lt=_position(cursor)) if cursor else rows
+    rows = rows.filter(pk__lt=parse_id(cursor)) if cursor else rows
     items, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
     return {"items": items, "next_cursor": next_cursor}
 
@@ -153,12 +153,6 @@ def list_alerts(
 ) -> dict[str, Any]:
     """List alerts, the newest first; with `firing`, those that are not resolved."""
     rows = Alert.objects.filter(resolved_at=None) if firing else Alert.objects.all()
-    rows = rows.filter(pk__lt=_position(cursor)) if cursor else rows
+    rows = rows.filter(pk__lt=parse_id(cursor)) if cursor else rows
     items, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
     return {"items": [alerts.as_json(alert) for alert in items], "next_cursor": next_cursor}
-
-
-def _position(cursor: str) -> int:
-    if not (cursor.isdecimal() and cursor.isascii() and len(cursor) < 18):
-        raise Invalid("The cursor was not issued by this list.", hint="Use next_cursor.")
-    return int(cursor)

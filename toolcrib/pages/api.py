@@ -9,11 +9,11 @@ from pydantic import Field
 from catalog import model_prices, preferences, redaction_patterns
 from catalog.model_prices import PriceRow
 from catalog.preferences import PREFERENCES
-from toolcrib.lib.api_schemas import ERRORS, AgentBody
+from toolcrib.lib.api_schemas import ERRORS, AgentBody, Cursor, Limit, Number
+from toolcrib.lib.pagination import cut_list
 from toolcrib.lib.roles import key_actor
 
 router = Router(tags=["settings"])
-Number = int | float
 
 
 class SettingOut(Schema):
@@ -30,7 +30,7 @@ class SettingOut(Schema):
 
 class SettingsOut(Schema):
     items: list[SettingOut]
-    next_cursor: None = None
+    next_cursor: str | None
 
 
 class SettingsIn(AgentBody):
@@ -49,7 +49,7 @@ class MaskingBody(AgentBody):
 
 class PriceBody(AgentBody):
     model: str = Field(description="A name as sessions report it, or a pattern with *")
-    per_million: float = Field(description="Price of a million input tokens", ge=0)
+    per_million: Number = Field(description="Price of a million input tokens", ge=0)
 
 
 class PricesBody(AgentBody):
@@ -78,16 +78,17 @@ def _prices() -> dict[str, Any]:
 
 
 @router.get("", response={200: SettingsOut, **ERRORS})
-def list_settings(request: HttpRequest) -> dict[str, Any]:
+def list_settings(request: HttpRequest, limit: Limit = 50, cursor: Cursor = "") -> dict[str, Any]:
     """List the settings that admins can change while Toolcrib runs."""
-    return _settings()
+    items, next_cursor = cut_list(_settings(), limit, cursor)
+    return {"items": items, "next_cursor": next_cursor}
 
 
 @router.patch("", response={200: SettingsOut, **ERRORS})
 def edit_settings(request: HttpRequest, body: SettingsIn) -> dict[str, Any]:
     """Change settings. They apply immediately, in every process."""
     preferences.change(body.values, actor=key_actor(request))
-    return _settings()
+    return {"items": _settings(), "next_cursor": None}
 
 
 @router.get("/masking", response={200: MaskingBody, **ERRORS})
@@ -103,12 +104,11 @@ def replace_masking(request: HttpRequest, body: MaskingBody) -> dict[str, Any]:
     return {"patterns": redaction_patterns.read()}
 
 
-def _settings() -> dict[str, Any]:
+def _settings() -> list[dict[str, Any]]:
     values = preferences.values()
     names = ("name", "label", "default", "minimum", "maximum")
-    items = [
+    return [
         {name: getattr(spec, name) for name in names}
         | {"value": values[spec.name], "fixed_by": spec.variable if spec.is_fixed else ""}
         for spec in PREFERENCES.values()
     ]
-    return {"items": items, "next_cursor": None}

@@ -6,7 +6,7 @@ import pytest
 
 from catalog import cache
 from catalog.audit import SYSTEM
-from catalog.models import AuditEntry, Group, Revision
+from catalog.models import AuditEntry, Group, Membership, Revision
 from catalog.tools import actions as tool_actions
 from tests.support.factories import ingest_tools, make_server, make_tool, tool_object
 
@@ -79,6 +79,9 @@ def test_the_list_has_the_members_and_cost_of_each_group(api, weather, operator_
         "catalog_tokens": 0,
         "start_tokens": 0,
         "over_budget": 0,
+        "missing_count": 0,
+        "new_count": 0,
+        "lint_count": 1,
         "drift": {"missing": 0, "new": 0},
         "lints": 1,
     }
@@ -179,7 +182,7 @@ def test_a_group_is_created_edited_moved_and_deleted(api, research):
 
 def test_following_is_set_and_stopped(api, research, weather):
     assert is_error(api("PATCH", "/groups/research", {"follows": "weather"}), 409, "followed")
-    assert is_error(api("PATCH", "/groups/research", {"follows": "nowhere"}), 404, "not_found")
+    assert is_error(api("PATCH", "/groups/research", {"follows": "nowhere"}), 422, "unknown_server")
     assert api("PATCH", "/groups/mcp:weather", {"follows": None})[1]["follows"] is None
 
     group = api("PATCH", "/groups/research", {"follows": "weather"})[1]
@@ -216,7 +219,7 @@ def test_a_patch_is_atomic(api, research):
         ({"group_id": "x", "display_name": "\ud800"}, 422, "invalid"),
         ({"group_id": "x"}, 422, "invalid"),
         ({"group_id": "x", "display_name": "x", "colour": "red"}, 422, "invalid"),
-        ({"group_id": "x", "display_name": "x", "follows": "\ud800"}, 404, "not_found"),
+        ({"group_id": "x", "display_name": "x", "follows": "\ud800"}, 422, "unknown_server"),
         ({"group_id": "x", "display_name": "x", "follows": "weather"}, 409, "followed"),
     ],
 )
@@ -245,15 +248,15 @@ def test_members_are_added_ordered_preloaded_and_removed(api, research):
     default = api("PATCH", path, {"tools": ["weather__a"], "preload": None})[1]
     assert default["preloaded"] == 0
 
-    remaining = api("DELETE", f"{path}?tool=weather__b&tool=weather__c")[1]
+    remaining = api("DELETE", f"{path}?tool_names=weather__b&tool_names=weather__c")[1]
     assert names(remaining) == ["weather__a"]
 
 
 @pytest.mark.parametrize(
     ("method", "body", "status", "code"),
     [
-        ("POST", {"tools": ["nowhere"]}, 404, "not_found"),
-        ("POST", {"tools": ["\ud800", "a\0b"]}, 404, "not_found"),
+        ("POST", {"tool_names": ["nowhere"]}, 422, "unknown_tool"),
+        ("POST", {"tools": ["\ud800", "a\0b"]}, 422, "unknown_tool"),
         ("POST", {"tools": ["weather__a"], "position": -1}, 422, "invalid"),
         ("PUT", {"tools": ["weather__a"]}, 422, "invalid"),
         ("PATCH", {"tools": ["weather__a"], "preload": True}, 422, "invalid"),
@@ -334,3 +337,48 @@ def test_the_list_takes_a_fixed_number_of_queries(api, weather, django_assert_ma
         return len(captured)
 
     assert cost(4) == cost(20)
+
+
+def test_members_are_listed_in_pages_and_the_first_are_in_the_group(api, research):
+    tools = [
+        tool_actions.save_custom_tool(tool_object(f"t{at:03}"), actor=SYSTEM) for at in range(203)
+    ]
+    row = Group.objects.get(group_id="research")
+    Membership.objects.bulk_create(
+        Membership(group=row, tool=tool, position=at % 3) for at, tool in enumerate(tools)
+    )
+    group = api("GET", "/groups/research")[1]
+    assert (group["tools"], len(group["members"])) == (203, 200)
+
+    listed, query = [], "limit=150"
+    while query:
+        page = api("GET", f"/groups/research/members?{query}")[1]
+        listed += page["items"]
+        query = page["next_cursor"] and f"limit=150&cursor={page['next_cursor']}"
+    rest = api("GET", f"/groups/research/members?cursor={group['members_next_cursor']}")[1]
+
+    assert listed[:200] == group["members"]
+    assert listed[200:] == rest["items"]
+    assert len({member["name"] for member in listed}) == 203
+    assert rest["next_cursor"] is None
+
+
+def test_the_former_names_of_tool_names_are_accepted(api, research, weather):
+    added = api("POST", "/groups/research/members", {"tools": ["weather__a"]})
+    same = api("POST", "/groups/research/members", {"tool_names": ["weather__a"]})
+    assert [member["name"] for member in added[1]["members"]] == ["weather__a"]
+    assert same[1]["members"] == added[1]["members"]
+    both = {"tools": ["weather__a"], "tool_names": ["weather__b"]}
+    assert is_error(api("POST", "/groups/research/members", both), 422, "invalid")
+    assert api("DELETE", "/groups/research/members?tool=weather__a")[1]["members"] == []
+    assert is_error(api("DELETE", "/groups/research/members"), 422, "invalid")
+
+
+def test_counts_of_a_group_are_the_same_in_the_list_and_the_group(api, research, weather):
+    api("POST", "/groups/research/members", {"tool_names": ["weather__a"]})
+    ingest_tools(weather, tool_object("b", description=TEXT))
+    names = ("missing_count", "new_count", "lint_count")  # the last of the group itself
+    listed = next(row for row in api("GET", "/groups")[1]["items"] if row["group_id"] == "research")
+    group = api("GET", "/groups/research")[1]
+    assert [group[name] for name in names] == [listed[name] for name in names]
+    assert listed["missing_count"] == len(group["drift"]["missing"])

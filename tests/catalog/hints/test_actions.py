@@ -109,11 +109,11 @@ def test_the_api_lists_adds_and_removes_hints(tool, call_api, operator_token):
     status, hint = call_api("POST", path, {"kind": "alias", "text": "bug"})
     assert status == 201
     assert (hint["kind"], hint["text"], hint["created_by"]) == ("alias", "bug", "tests")
-    assert call_api("GET", path, token=operator_token) == (200, [hint])
+    assert call_api("GET", path, token=operator_token)[1]["items"] == [hint]
     assert call_api("POST", path, {"kind": "nickname", "text": "bug"})[0] == 422
     assert call_api("DELETE", f"{path}/{hint['id'] + 1}")[1]["error"]["code"] == "not_found"
     assert call_api("DELETE", f"{path}/{hint['id']}")[0] == 204
-    assert call_api("GET", path) == (200, [])
+    assert call_api("GET", path) == (200, {"items": [], "next_cursor": None})
 
 
 def test_hints_can_be_added_removed_and_restored_on_the_page(tool, admin, page_of, client):
@@ -213,7 +213,7 @@ def test_a_removed_automatic_hint_does_not_come_back_by_itself(tool):
 def test_an_edited_hint_is_of_the_person_who_edited_it(tool, call_api):
     set_hints(tool, "model", "something broke")
     path = f"/tools/{tool.public_name}/hints"
-    [hint] = call_api("GET", path)[1]
+    [hint] = call_api("GET", path)[1]["items"]
     assert (hint["source"], hint["agent"]) == ("model", None)
 
     status, edited = call_api("PATCH", f"{path}/{hint['id']}", {"text": "it is broken"})

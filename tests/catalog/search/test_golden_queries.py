@@ -7,7 +7,7 @@ from catalog.models import AuditEntry, GoldenQuery, GoldenResult
 from catalog.search import golden_queries
 from catalog.search.index import Index, Searchable
 from tests.support.factories import make_server, make_tool
-from toolcrib.lib.errors import Conflict, Invalid, NotFound
+from toolcrib.lib.errors import Conflict, Invalid
 
 pytestmark = pytest.mark.django_db
 
@@ -95,8 +95,8 @@ def test_the_same_tools_record_nothing_and_other_tools_delete_the_results(server
         ("a\0b", ["desk__open_ticket"], Invalid),
         ("half \ud800", ["desk__open_ticket"], Invalid),
         ("open", [], Invalid),
-        ("open", ["desk__nothing"], NotFound),
-        ("open", ["desk__\0"], NotFound),
+        ("open", ["desk__nothing"], Invalid),
+        ("open", ["desk__\0"], Invalid),
         ("open", [f"desk__{at}" for at in range(21)], Invalid),
     ],
 )

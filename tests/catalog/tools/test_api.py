@@ -223,7 +223,7 @@ def test_keep_old_rejects_the_change(api, weather):
     after = api("POST", "/tools/weather__a/keep-old", {})[1]
 
     assert (after["state"], after["description"]) == ("available", "Old.")
-    [change] = api("GET", "/tools/weather__a/history")[1]
+    [change] = api("GET", "/tools/weather__a/history")[1]["items"]
     assert (change["outcome"], change["decided_by"]) == ("kept_old", "tests")
     assert change["before"]["description"] == "Old."
 

@@ -43,7 +43,7 @@ def explain(toolcrib):
 
 
 def list_hints(toolcrib, source):
-    hints = toolcrib.api("GET", f"/tools/{TOOL}/hints")[1]
+    hints = toolcrib.api("GET", f"/tools/{TOOL}/hints")[1]["items"]
     return [hint for hint in hints if hint["source"] == source]
 
 

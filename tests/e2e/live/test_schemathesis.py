@@ -1,41 +1,41 @@
 """Property-based tests of the API, generated from its OpenAPI document.
 
 Every operation gets valid and invalid requests, first with random ids and then with ids of
-existing objects. Examples are the same in every run.
+existing objects: random ones as every kind of caller, and those at the limits of its schema, with
+every check, as the caller that it is for. They are the same in every run. What is excluded, and
+why, is in schemathesis_exclusions.txt.
 """
 
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 import schemathesis
 from django.core.signals import request_finished, request_started
 from django.db import close_old_connections
-from django.utils import timezone
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
+from schemathesis.checks import CHECKS as REGISTERED_CHECKS
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.parameters import ParameterLocation
+from schemathesis.generation.hypothesis.builder import (
+    HypothesisTestConfig,
+    HypothesisTestMode,
+    create_test,
+)
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
+    negative_data_rejection,
     response_headers_conformance,
     response_schema_conformance,
     status_code_conformance,
 )
 
-from catalog import audit
-from catalog.audit import SYSTEM
-from catalog.hints import actions as hints
-from catalog.models import Tool
-from catalog.search import golden_queries
-from catalog.tools.actions import save_custom_tool
-from sessions_app.agents import api_keys
-from sessions_app.models import Agent, AgentSession, Grant, ScriptRun
-from sessions_app.rules import actions as rules
-from sessions_app.rules.schemas import RuleIn
-from tests.support.agent_client import AgentClient, make_group
+from tests.support.api_objects import make_objects
 from tests.support.asgi_requests import wsgi_application
-from tests.support.factories import ingest_tools, make_server, tool_object
 from toolcrib.api import api
-from toolcrib.notifications import actions as webhooks
 
 CHECKS = [
     not_a_server_error,
@@ -49,8 +49,8 @@ OPERATIONS = [
     (method.upper(), path, scope)
     for path, methods in DOCUMENT["paths"].items()
     for method, operation in methods.items()
-    for scope in ("agent", "admin")
-    if scope == "admin" or {"AgentAuth": []} in operation["security"]
+    for scope in ("agent", "operator", "admin")
+    if scope != "agent" or {"AgentAuth": []} in operation["security"]
     if not path.endswith("/stream")  # has no end
 ]
 EXAMPLES = settings(
@@ -81,62 +81,7 @@ def document(objects):
 
 @pytest.fixture
 def objects(db):
-    """One object of each kind, and the API keys."""
-    server = make_server(slug="github")
-    ingest_tools(
-        server, tool_object("create_issue", description="Create an issue."), tool_object("list")
-    )
-    shout = save_custom_tool(tool_object("shout", description="Shout a word."), actor=SYSTEM)
-    make_group("own", shout)
-    limits = dict.fromkeys(
-        ("calls_per_minute", "searches_per_minute", "cost_per_minute", "max_sessions"), 100_000
-    )
-    agent = AgentClient(Agent.objects.create(name="scout", all_groups=True, **limits))
-    session = agent.open(mode="deferred")
-    session.load("mcp:github", "list")
-    session.call("shout", {"word": "hey"})
-    session.search("issue")
-    key, _ = api_keys.create_key("scout", "agent", agent=agent.agent, actor=SYSTEM)
-    hint = hints.add(shout, "alias", "yell", actor=SYSTEM)
-    marked = golden_queries.set_expected_tools(
-        "make an issue", ["github__create_issue"], origin="api", actor=SYSTEM
-    )
-    entry = audit.record(SYSTEM, "group.rename", Tool.objects.first())
-    values = {"name": "Ask first", "effect": "hold", "match": {"tools": ["shout"]}}
-    rules.create(RuleIn.model_validate(values), actor=SYSTEM)
-    held = session.call("shout", {"word": "hey"})
-    row = AgentSession.objects.get()
-    grant = Grant.objects.create(session=row, rule_name="Ask first", tools=["shout"])
-    now = timezone.now()
-    run = ScriptRun.objects.create(
-        session=row, agent=row.agent, language="python", engine="none", code="1", state="failed",
-        started_at=now, finished_at=now, deadline=now, timeout=1,
-    )  # fmt: skip
-    webhook, _ = webhooks.create(
-        "team", "json", "http://127.0.0.1:8123/hook", ["alert.raised"], actor=SYSTEM
-    )
-    return {
-        "agent": agent.key,
-        "admin": api_keys.create_key("tests", "admin", actor=SYSTEM)[1],
-        "operator": api_keys.create_key("tests", "operator", actor=SYSTEM)[1],
-        "ids": {
-            "session_id": session.id,
-            "slug": "github",
-            "group_id": "own",
-            "key": str(key.pk),
-            "audit_id": entry.pk,
-            "hint_id": hint.pk,
-            "golden_id": marked.pk,
-            "call_id": held.json["call_id"],
-            "grant_id": grant.grant_id,
-            "run_id": run.run_id,
-            "webhook_id": webhook.pk,
-            "/agents": "scout",
-            "/rules": "Ask first",
-            "/tools": "shout",
-            "/sessions": "github__create_issue",
-        },
-    }
+    return make_objects()
 
 
 def use_existing_ids(case, ids):
@@ -175,3 +120,66 @@ def fuzz(document, objects, method, path, scope):
 @pytest.mark.parametrize(("method", "path", "scope"), OPERATIONS)
 def test_every_response_is_documented(document, objects, method, path, scope):
     fuzz(document, objects, method, path, scope)
+
+
+# --- Every check ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    check: str
+    operations: str  # a glob on operation ids
+    reason: str
+
+
+def read_exclusions():
+    lines = Path(__file__).with_name("schemathesis_exclusions.txt").read_text().splitlines()
+    return [Exclusion(*line.split(" | ")) for line in lines if not line.startswith("#")]
+
+
+EXCLUSIONS = read_exclusions()
+BY_ID = {
+    operation["operationId"]: (method.upper(), path, operation)
+    for path, methods in DOCUMENT["paths"].items()
+    for method, operation in methods.items()
+}
+
+
+def excluded_checks(operation_id):
+    """Return the names of the checks that an operation is excluded from; `*` is every check."""
+    return {each.check for each in EXCLUSIONS if fnmatch(operation_id, each.operations)}
+
+
+def caller(method, operation):
+    """Return the scope of the keys that an operation is for."""
+    if {"AgentAuth": []} in operation["security"]:
+        return "agent"
+    return "operator" if method == "GET" else "admin"
+
+
+@pytest.mark.parametrize("operation_id", [x for x in BY_ID if "*" not in excluded_checks(x)])
+def test_every_check_passes_at_the_limits_of_the_schema(document, objects, operation_id):
+    method, path, operation = BY_ID[operation_id]
+    excluded = [REGISTERED_CHECKS.get_one(name) for name in excluded_checks(operation_id)]
+    headers = {"Authorization": f"Bearer {objects[caller(method, operation)]}"}
+
+    def send(case):
+        case.body = replace_urls(case.body)
+        case.call_and_validate(headers=headers, excluded_checks=excluded)
+        has_wrong_path = case.meta and case.meta.is_negative_at(ParameterLocation.PATH)
+        if use_existing_ids(case, objects["ids"]):
+            replaced = [negative_data_rejection] if has_wrong_path else []
+            case.call_and_validate(headers=headers, excluded_checks=excluded + replaced)
+
+    modes = [HypothesisTestMode.COVERAGE]
+    config = HypothesisTestConfig(project=document.config, modes=modes, settings=EXAMPLES)
+    create_test(operation=document[path][method], test_func=send, config=config)()
+
+
+def test_exclusions_are_few_and_reasoned():
+    assert len(EXCLUSIONS) <= 20
+    known = {*REGISTERED_CHECKS.get_all_names(), "*"}
+    for each in EXCLUSIONS:
+        assert each.check in known, each
+        assert any(fnmatch(name, each.operations) for name in BY_ID), each
+        assert each.reason.endswith("."), each

@@ -119,7 +119,7 @@ def test_a_name_is_unique(scout):
 
 
 def test_an_error_lists_unknown_and_existing_groups_and_creates_nothing(groups):
-    with pytest.raises(NotFound) as error:
+    with pytest.raises(Invalid) as error:
         agent_actions.create("scout", groups=["mcp:weather", "mcp:nope", "a\0b"], actor=ADA)
 
     assert "mcp:nope" in error.value.message
@@ -131,7 +131,7 @@ def test_an_error_lists_unknown_and_existing_groups_and_creates_nothing(groups):
 
 
 def test_the_error_says_that_no_groups_exist(db):
-    with pytest.raises(NotFound) as error:
+    with pytest.raises(Invalid) as error:
         agent_actions.create("scout", groups=["mcp:nope"], actor=ADA)
 
     assert "No groups exist yet." in sentence_of(error)
@@ -270,7 +270,7 @@ def test_all_groups_replaces_the_list_and_a_list_replaces_all_groups(scout):
 
 
 def test_an_unknown_group_leaves_the_list_unchanged(scout, groups):
-    with pytest.raises(NotFound):
+    with pytest.raises(Invalid):
         agent_actions.set_groups(scout, ["mcp:crm", "mcp:nope"], actor=ADA)
 
     assert agent_actions.group_ids(scout) == groups
@@ -300,7 +300,7 @@ def test_one_group_is_moved_added_or_removed(action, group, expected, scout):
     ("action", "group", "error"),
     [
         ("up", "mcp:nope", NotFound),
-        ("add", "mcp:nope", NotFound),
+        ("add", "mcp:nope", Invalid),
         ("remove", "", NotFound),
         ("turn", "mcp:files", Invalid),
     ],

@@ -133,7 +133,7 @@ def test_invalid_requests_are_rejected(method, path, body, api, scout):
 def test_an_update_with_one_invalid_field_changes_nothing(api, scout):
     answer = api("PATCH", "/agents/scout", {"mode": "full", "groups": ["mcp:nope"]})
 
-    assert is_error(answer, 404, "not_found")
+    assert is_error(answer, 422, "unknown_group")
     assert "mcp:nope" in answer[1]["error"]["message"]
     assert "mcp:weather" in answer[1]["error"]["hint"]
     assert Agent.objects.get().mode == "auto"

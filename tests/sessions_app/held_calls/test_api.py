@@ -208,7 +208,7 @@ def test_check_call_is_listed_once_a_rule_holds_and_open_sessions_keep_their_sur
     after = scout.open()
     assert names(after)[-1] == "check_call"
     assert scout.open(mode="full").opened["tools"][0]["name"] == "check_call"
-    assert before.get("").json["tools"] == before.opened["tools"]
+    assert before.get("?include=tools").json["tools"] == before.opened["tools"]
     text = before.call(TOOL, {"what": "x"})["content"][0]["text"]
     assert f"call {TOOL} again with the same arguments" in text
     text = after.call(TOOL, {"what": "x"})["content"][0]["text"]

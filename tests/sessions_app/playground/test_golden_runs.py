@@ -294,7 +294,7 @@ def test_the_api_adds_lists_accepts_and_removes_golden_queries(github, call_api,
     assert (created["origin"], created["tools"], created["broke"]) == ("api", [EXPECTED], False)
     assert {row["strategy"]: row["rank"] for row in created["results"]}["bm25"] == 1
     assert call_api("GET", "/golden", token=operator_token)[1]["items"] == [created]
-    assert call_api("POST", "/golden", {"query": "x", "tools": ["no__tool"]})[0] == 404
+    assert call_api("POST", "/golden", {"query": "x", "tools": ["no__tool"]})[0] == 422
 
     hide()
     golden_runs.run_if_due()

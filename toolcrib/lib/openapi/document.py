@@ -8,6 +8,7 @@ from ninja import NinjaAPI
 from ninja.openapi.schema import OpenAPISchema
 from ninja.operation import Operation
 
+from toolcrib.lib.openapi import examples
 from toolcrib.lib.openapi.vocabulary import FIELDS, PARAMETERS
 
 RANGES = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
@@ -28,6 +29,9 @@ class DescribedAPI(NinjaAPI):
             key = f"{path.removeprefix('/api/v1')}.{parameter['name']}"
             _describe(parameter, key, PARAMETERS)
             _describe(parameter, key, FIELDS)
+            if parameter["in"] == "query" and parameter["name"] in examples.PARAMETERS:
+                parameter["example"] = examples.PARAMETERS[parameter["name"]]
+        _add_examples(document)
         return document
 
 
@@ -72,6 +76,22 @@ def _correct_ranges(value: Any) -> None:
                 value[name] = value.pop(own)
         for item in value.values():
             _correct_ranges(item)
+
+
+def _add_examples(document: dict[str, Any]) -> None:
+    """Add the example of each body, and to each of its fields the value that it has there."""
+    schemas = document["components"]["schemas"]
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            example = examples.BODIES.get(operation["operationId"])
+            if example is None or "requestBody" not in operation:
+                continue
+            content = operation["requestBody"]["content"]["application/json"]
+            content["example"] = example
+            reference = content["schema"].get("$ref", "").rpartition("/")[2]
+            for field, schema in schemas.get(reference, {}).get("properties", {}).items():
+                if field in example:
+                    schema.setdefault("examples", [example[field]])
 
 
 def _describe(item: dict[str, Any], key: str, vocabulary: dict[str, str]) -> None:

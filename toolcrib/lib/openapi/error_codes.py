@@ -35,9 +35,10 @@ CODES = {
         "bad_argv", "bad_env", "bad_header", "bad_server", "bad_slug", "bad_transport", "bad_type",
         "bad_url", "bad_variable", "duplicate_key", "golden_line", "invalid", "invalid_arguments",
         "invalid_request_state", "invalid_rule", "invalid_session_name", "mode_not_allowed",
-        "no_native_form", "no_servers", "not_json", "not_servers", "not_yaml", "output_invalid",
-        "too_many", "too_many_tools", "toolset_needs_https", "unknown_group", "unknown_mode",
-        "unknown_search", "unknown_server", "variables_missing", "weak_password",
+        "no_native_form", "no_servers", "no_target", "not_json", "not_servers", "not_yaml",
+        "output_invalid", "too_many", "too_many_tools", "toolset_needs_https", "unknown_group",
+        "unknown_mode", "unknown_search", "unknown_server", "unknown_tool",
+        "variables_missing", "weak_password",
     ),
     429: (
         "rate_limited", "too_many_attempts", "too_many_calls", "too_many_connections",

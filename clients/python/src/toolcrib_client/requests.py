@@ -7,7 +7,7 @@ Uses no network. Each response keeps its complete JSON in
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, NotRequired, Self, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
 
 Json = dict[str, Any]
@@ -33,12 +33,16 @@ class State(TypedDict):
 
     strategy: str
     expanded_groups: dict[str, list[str] | None]
+    load_order: NotRequired[list[str]]
 
 
 class OpenOptions(TypedDict, total=False):
     strategy: str
     mode: str
     context_window: int
+    tool_threshold: int
+    threshold_tokens: int
+    threshold_percent: float
     model: str
     groups: Sequence[str]
     servers: Sequence[str]
@@ -88,14 +92,14 @@ class Session(Response):
     id: str
     strategy: str
     mode: str
-    tools: list[Json]
     suggested_iteration_multiplier: int
     unknown: list[str]
+    tools: list[Json] = field(default_factory=list)  # empty for a session that was closed
 
     @property
     def text(self) -> str:
-        """Return the catalog for the system prompt."""
-        return str(self.raw["catalog"]["text"])
+        """Return the catalog for the system prompt; empty for a session that was closed."""
+        return str(self.raw.get("catalog", {}).get("text", ""))
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,8 @@ def open_session(**wish: Unpack[OpenOptions]) -> ApiRequest[Session]:
 
 
 def session(session_id: str) -> ApiRequest[Session]:
-    return ApiRequest("GET", _path(session_id), Session.read)
+    query = {"include": "catalog,tools"}
+    return ApiRequest("GET", _path(session_id), Session.read, query=query)
 
 
 def close(session_id: str) -> ApiRequest[Session]:
@@ -207,10 +212,19 @@ def provider_search(
 
 
 def load(
-    session_id: str, group_id: str, tool_names: Sequence[str] | None = None
+    session_id: str,
+    group_id: str,
+    tool_names: Sequence[str] | None = None,
+    *,
+    confirm: bool = False,
 ) -> ApiRequest[Loaded]:
-    names = {} if tool_names is None else {"tool_names": list(tool_names)}
-    return send_load(session_id, {"group_id": group_id, **names})
+    """Load tools of a group, or all; `confirm` also if they have more than 20,000 tokens."""
+    body: Json = {"group_id": group_id}
+    if tool_names is not None:
+        body["tool_names"] = list(tool_names)
+    if confirm:
+        body["confirm"] = True
+    return send_load(session_id, body)
 
 
 def send_load(session_id: str, body: Mapping[str, Any]) -> ApiRequest[Loaded]:

@@ -84,6 +84,10 @@ def test_ranges_are_json_schema():
 def test_other_names_of_a_field_are_deprecated():
     properties = DOCUMENT["components"]["schemas"]["CallIn"]["properties"]
     assert {name for name, item in properties.items() if item.get("deprecated")} == {"name", "args"}
+    for schema in ("ToolsIn", "AssignIn", "MemberPreloadIn"):
+        properties = DOCUMENT["components"]["schemas"][schema]["properties"]
+        assert properties["tools"]["deprecated"] is True
+        assert "deprecated" not in properties["tool_names"]
     for schema in ("ToolOut", "ToolDetail", "MemberOut"):
         properties = DOCUMENT["components"]["schemas"][schema]["properties"]
         assert properties["mcpServer"]["deprecated"] is True
