@@ -60,8 +60,11 @@ class InvalidRequest(Invalid):
             {"at": _path(problem["loc"]), "problem": problem["msg"]}
             for problem in islice(problems, 50)
         ]
+        message = "The request does not match the schema of this endpoint"
+        if described:
+            message = f"{message}: {described[0]['at']}: {described[0]['problem']}".rstrip(".")
         super().__init__(
-            "The request does not match the schema of this endpoint.",
+            f"{message}.",
             hint="See details and /api/v1/docs.",
             details={"problems": described},
         )

@@ -422,11 +422,13 @@ LISTS = ("/sessions", "/sessions/{id}/events")
 
 @pytest.mark.parametrize("path", LISTS)
 @pytest.mark.parametrize("limit", ["-1", "0", "201", "1000000000", "1e3", "Infinity", "1 OR 1=1"])
-def test_an_invalid_limit_is_rejected_with_the_maximum(session, path, limit):
+def test_an_invalid_limit_is_rejected_with_its_bound(session, path, limit):
     answer = session.client.send("GET", f"{path.format(id=session.id)}?limit={limit}")
-    error = rejected(answer, 422)
+    message = rejected(answer, 422)["message"]
+    assert "query.limit" in message
     if limit.lstrip("-").isdecimal():
-        assert "200" in error["message"]
+        bound = "greater than or equal to 1." if int(limit) < 1 else "less than or equal to 200."
+        assert message.endswith(bound)
 
 
 @pytest.mark.parametrize("path", LISTS)
