@@ -20,10 +20,13 @@ Turn = Sequence[tuple[str, dict[str, Any]]] | str
 
 class ScriptedProvider:
     def __init__(
-        self, *script: Turn, is_agent: bool = False, before: Mapping[int, Callable[[], None]]
+        self,
+        *script: Turn,
+        is_agent: bool = False,
+        before: Mapping[int, Callable[[], None]] | None = None,
     ) -> None:
         self.script, self.is_agent = list(script), is_agent
-        self._before = dict(before)
+        self._before = dict(before or {})
         self._names: dict[str, str] = {}  # of tools, as the program has them
         self._results: dict[object, int] = {}  # tool results up to a response, by its id
         self.requests: list[dict[str, Any]] = []  # bodies, in order
@@ -250,7 +253,7 @@ def scripted_provider(
     *script: Turn, is_agent: bool = False, before: Mapping[int, Callable[[], None]] | None = None
 ) -> Iterator[ScriptedProvider]:
     """Run a provider that replays this script; of an agent's, do something before a turn, once."""
-    provider = ScriptedProvider(*script, is_agent=is_agent, before=before or {})
+    provider = ScriptedProvider(*script, is_agent=is_agent, before=before)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -32,7 +32,7 @@ def test_the_servers_in_scope_are_listed_with_groups_tools_and_state(session):
 
 def test_the_list_is_paginated_and_narrowed_as_the_session_is(session):
     first = session.get("/servers?limit=1").json
-    assert ([row["slug"] for row in first["items"]], first["next_cursor"]) == (["github"], "github")
+    assert [row["slug"] for row in first["items"]] == ["github"]
     second = session.get(f"/servers?limit=1&cursor={first['next_cursor']}").json
     assert ([row["slug"] for row in second["items"]], second["next_cursor"]) == (["slack"], None)
     assert session.get("/servers?limit=201").status == 422

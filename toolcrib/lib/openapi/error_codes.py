@@ -11,16 +11,16 @@ UNREACHABLE = (  # an MCP server did not answer, or not as MCP
 )  # fmt: skip
 CODES = {
     400: (
-        "bad_request", "busy", "custom_tool", "definition_changed", "denied", "denied_by_rule",
-        "error", "input_required", "invalid_arguments", "invalid_pattern", "meta_tool",
-        "model_unavailable", "not_read_only", "superseded",
+        "bad_request", "busy", "cancelled", "custom_tool", "definition_changed", "denied",
+        "denied_by_rule", "error", "input_required", "invalid_arguments", "invalid_pattern",
+        "meta_tool", "model_unavailable", "not_read_only", "superseded",
     ),
     401: ("key_revoked", "unauthorized"),
     403: ("code_mode_off", "forbidden", "role_needed", "stdio_off", "wrong_origin"),
     404: (
         "disabled", "error", "held", "missing", "no_oauth", "not_found", "rejected",
-        "server_disabled", "unknown_call", "unknown_feature", "unknown_grant", "unknown_run",
-        "unknown_session", "unknown_tool", "waiting",
+        "server_disabled", "unknown_call", "unknown_feature", "unknown_grant", "unknown_group",
+        "unknown_run", "unknown_session", "unknown_tool", "waiting",
     ),
     409: (
         "already_decided", "ambiguous_tool", "calls_in_flight", "changed", "changed_again",
