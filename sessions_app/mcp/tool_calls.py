@@ -339,13 +339,23 @@ def _request(call: ToolCall) -> CallRequest:
     key = call.headers.get("idempotency-key")
     if call.name in META_TOOLS:
         body = CallIn.model_validate(call.arguments)
+        arguments = _unwrap(body.tool_name, body.arguments)
         read_only = call.name == "call_read_only_tool" or bool(body.read_only)
         return CallRequest(
-            body.tool_name, body.arguments, body.timeout, key, size=call.size, read_only=read_only
+            body.tool_name, arguments, body.timeout, key, size=call.size, read_only=read_only
         )
     check = partial(_check_parameter_headers, call) if call.is_modern else None
     native = CallPath.NATIVE
     return CallRequest(call.name, call.arguments, None, key, native, call.size, check)
+
+
+def _unwrap(tool_name: str, arguments: Any) -> Any:
+    """Take the arguments out of a copy of the whole call, which Semantic Kernel sends there.
+
+    It gives a function's parameter `arguments` all arguments of the function.
+    """
+    is_copy = isinstance(arguments, dict) and arguments.keys() == {"name", "arguments"}
+    return arguments["arguments"] if is_copy and arguments["name"] == tool_name else arguments
 
 
 async def _take_answer(caller: Caller, call: ToolCall, call_id: str) -> None:

@@ -169,18 +169,6 @@ class CallIn(AgentBody):
         None, description="Refuse the call unless the tool only reads (not_read_only)"
     )
 
-    @model_validator(mode="after")
-    def unwrap(self) -> Self:
-        """Take the arguments out of a copy of the whole call, which Semantic Kernel sends there.
-
-        It gives a function's parameter `arguments` all arguments of the function.
-        """
-        inner = self.arguments
-        is_copy = isinstance(inner, dict) and inner.keys() == {"name", "arguments"}
-        if is_copy and inner["name"] == self.tool_name:
-            self.arguments = inner["arguments"]
-        return self
-
 
 class WaitIn(Strict):
     """How long a request waits for the end of a call."""

@@ -62,6 +62,8 @@ def _make(template: Path, env: Mapping[str, str]) -> None:
             check=True,
         )
         with closing(sqlite3.connect(Path(folder) / DATABASE)) as database:
+            with database:  # every installation makes its own, with its own encryption key
+                database.execute("DELETE FROM sessions_app_datakey")
             database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         part = template.with_suffix(".part")
         shutil.copyfile(Path(folder) / DATABASE, part)

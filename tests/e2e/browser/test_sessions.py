@@ -236,6 +236,8 @@ def test_axe_finds_nothing_on_any_page(theme, run, pages, open_page):
         page.goto(path)
         page.evaluate(OPEN_ALL)
         violations += driving.run_axe(page)
+    page.goto("/tools/weather__report_weather/try")
+    page.evaluate(OPEN_ALL)
     page.get_by_label("Arguments").fill('{"city": "Oslo", "text": "rain"}')
     page.get_by_role("button", name="Call tool").click()
     violations += driving.run_axe(page)

@@ -98,10 +98,15 @@ class closing_stream(ExitStack):
 
 
 def first_event(response):
+    """Return the next event of a stream; comments keep it open."""
     lines = []
     while not lines or lines[-1].strip():
-        lines.append(response.readline())
-        assert lines[-1], "the stream ended"
+        line = response.readline()
+        assert line, "the stream ended"
+        if line.startswith(b":"):
+            assert not response.readline().strip()
+        else:
+            lines.append(line)
     return b"".join(lines)
 
 
