@@ -337,16 +337,19 @@ def test_a_subscription_reports_the_successor_of_a_rolling_session_if_its_list_d
     with closing_stream(raw.subscribe(agent)) as (_, response):
         first_event(response)
 
-        def replace_session():
-            (row,) = agent.send("GET", "/sessions?state=open&limit=1").json["items"]
-            Session(agent, row["id"], {}).close()
+        def newest_session():
+            return agent.send("GET", "/sessions?state=open&limit=1").json["items"][0]["id"]
+
+        def replace(session_id):
+            Session(agent, session_id, {}).close()
             raw.send_modern(agent, "tools/list")
 
-        replace_session()  # with the same list
+        replace(newest_session())  # with the same list
+        own = newest_session()
         raw.send_modern(agent, "tools/list", {"_meta": {**raw.ENVELOPE, **other}})  # of its own
         groups = {"all_groups": False, "groups": ["mcp:weather"]}
         assert toolcrib.api("PATCH", f"/agents/{agent.name}", groups)[0] == 200
-        replace_session()
+        replace(own)
         assert b"tools/list_changed" in first_event(response)
 
 
