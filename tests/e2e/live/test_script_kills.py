@@ -115,6 +115,19 @@ class Round:
             self.answer = self.agent.send("GET", f"/scripts/{self.answer['run_id']}?wait=5").json
         return self.answer
 
+    def kind(self):
+        """Return how the script ended.
+
+        After a kill between the execution of the allowed call and its end, nobody knows whether
+        that call ran: it is not repeated, and raises an error in the script.
+        """
+        if self.answer["status"] == "completed":
+            return "completed"
+        states = [call["state"] for call in self.answer["calls"]]
+        is_unknown = states[-1] == "unknown" and len(states) == HELD_AFTER + 1
+        type_ = self.answer["error"]["type"]
+        return "unknown" if is_unknown and type_ != "interrupted" else type_
+
 
 @pytest.mark.timeout(90 * ROUNDS)
 def test_no_call_of_a_killed_script_runs_twice_or_is_lost(tmp_path):
@@ -136,19 +149,19 @@ def test_no_call_of_a_killed_script_runs_twice_or_is_lost(tmp_path):
             toolcrib.start()
             answer = script.end()
             after = script.stamped()
-            kind = "completed" if answer["status"] == "completed" else answer["error"]["type"]
+            kind = script.kind()
             ends[kind] += 1
-            assert kind in ("completed", "interrupted"), answer
+            assert kind in ("completed", "interrupted", "unknown"), answer
             assert len(set(after)) == len(after), f"twice: {after}"
-            if kind == "interrupted":
-                assert after == before, "a script went on that was interrupted"
-            else:
+            if kind == "completed":
                 assert len(after) == CALLS
+            else:
+                assert after == before, "a script went on that was interrupted"
             recorded = [call for call in answer["calls"] if call["tool"] == "office__stamp"]
             assert len(recorded) >= len(after), (answer, after)
             assert sum(call["state"] == "succeeded" for call in recorded) <= len(after)
             assert not {call["state"] for call in recorded} & {"accepted", "sent"}, answer
-    assert set(ends) == {"completed", "interrupted"}, ends
+    assert {"completed", "interrupted"} <= set(ends) <= {"completed", "interrupted", "unknown"}
 
 
 @pytest.mark.timeout(180)
