@@ -48,6 +48,7 @@ MAX_QUOTED = 500  # characters of a server's error message
 URI_MEMBERS = '"uri":', '"resourceUri":', '"ui/resourceUri":'  # of a result, in canonical JSON
 SERVER_INFO = "io.modelcontextprotocol/serverInfo"  # in `_meta`: about the connection
 REJECTION_CODES = frozenset({"auth", "http_status", "redirect", "not_mcp"})
+POOL_CHECK_SECONDS = 0.02
 
 _call_pool: Pool | None = None
 
@@ -206,6 +207,12 @@ async def run() -> None:
 
 def current_pool() -> Pool | None:
     return _call_pool or pool.process_pool()
+
+
+async def wait_for_pool() -> None:
+    """Wait until this process can call servers: at its start, background tasks come before that."""
+    while current_pool() is None:  # noqa: ASYNC110 - for a moment of the start, either of two pools
+        await asyncio.sleep(POOL_CHECK_SECONDS)
 
 
 # --- One call ---------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from django.db.models import Case, F, Q, When
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from servers.connections.calls import CallOutcome
+from servers.connections.calls import CallOutcome, wait_for_pool
 from servers.connections.coordination import Changes
 from sessions_app.agents import rate_limits
 from sessions_app.dispatch import authorization as authorizations
@@ -292,6 +292,7 @@ class Executor:
 
     async def run(self) -> None:
         """Run until cancelled. Calls that are being executed end as all calls do at shutdown."""
+        await wait_for_pool()
         least = EMBEDDED_INTERVAL if settings.EMBEDDED else POLL_INTERVAL
         while True:
             seen, most = self._database.changes, IDLE_INTERVAL

@@ -18,6 +18,7 @@ from typing import Any
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 
+from servers.connections.calls import wait_for_pool
 from servers.connections.coordination import Changes
 from sessions_app.agents import api_keys, rate_limits
 from sessions_app.dispatch import authorization as authorizations
@@ -400,6 +401,7 @@ class Continuer:
 
     async def run(self) -> None:
         """Run until cancelled."""
+        await wait_for_pool()
         least = EMBEDDED_INTERVAL if settings.EMBEDDED else POLL_INTERVAL
         try:
             while True:
