@@ -9,7 +9,7 @@ from tests.support.agents import make_agent
 
 ASK = 'report = await weather.report_weather(city="Oslo", text="Rain")\nprint("asked")\n'
 FAILING = ASK + 'raise ValueError("odd")'
-MENDED = ASK + "len(str(report)) > 0"
+CORRECTED = ASK + "len(str(report)) > 0"
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_an_admin_edits_a_failed_script_and_runs_it_again(session, open_page):
 
     code = page.get_by_label("Code")
     expect(code).to_have_value(FAILING)
-    code.fill(MENDED)
+    code.fill(CORRECTED)
     page.get_by_role("button", name="Run script").click()
     expect(page.locator(".notice.warn")).to_contain_text("weather__report_weather")
     page.get_by_role("button", name="Confirm run").click()
