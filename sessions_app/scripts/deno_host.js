@@ -11,11 +11,12 @@
 
 const {
   Array, Deno: deno, Error, JSON: { parse, stringify }, Map, Object, Promise, Proxy, Reflect, Set,
-  String, TypeError, Uint8Array, Date: RealDate, setTimeout: soon,
+  String, TypeError, Uint8Array, Date: RealDate, setImmediate: nextTurn,
 } = globalThis;
 const MAX_LOGS = 32_000; // characters of a line with logs
 const MAX_RETURNED = 100_000; // characters of a result; of a longer one, the beginning is returned
 const MAX_TEXT = 8_000; // characters of an error
+const IDLE_TURNS = 10; // of the event loop; a timer of 0 would take two milliseconds
 const encoder = new TextEncoder(), decoder = new TextDecoder();
 
 // --- Lines --------------------------------------------------------------------------------------
@@ -112,16 +113,21 @@ function announce(name, given) {
   });
 }
 
+/** Run a function once the script can do nothing else: what it started natively is done, too. */
+function whenIdle(run, turns = IDLE_TURNS) {
+  nextTurn(() => (turns > 1 ? whenIdle(run, turns - 1) : run()));
+}
+
 /** Do what is next once the script can do nothing else: calls, or else the next timer. */
 function schedule() {
   if (isScheduled) return;
   isScheduled = true;
-  soon(() => {
+  whenIdle(() => {
     isScheduled = false;
     if (announced.length > 0) exchange();
     else fireTimer();
     if (announced.length > 0 || timers.length > 0) schedule();
-  }, 0);
+  });
 }
 
 function exchange() {
@@ -209,7 +215,7 @@ Object.assign(fixedDate, { now: () => now, parse: RealDate.parse, UTC: RealDate.
 // What needs a permission, tells the time, or differs from run to run. A script that gets hold of
 // it elsewhere has no permission there either.
 const REMOVED = [
-  "Atomics", "BroadcastChannel", "Deno", "EventSource", "FinalizationRegistry",
+  "Atomics", "BroadcastChannel", "Deno", "EventSource", "FileReader", "FinalizationRegistry",
   "SharedArrayBuffer", "Temporal", "WeakRef", "WebSocket", "Worker", "alert", "caches", "confirm",
   "fetch", "localStorage", "navigator", "process", "prompt", "sessionStorage",
 ];
@@ -291,7 +297,7 @@ function fail(error) {
 
 /** Make the calls that the script did not wait for, and report their errors; then end. */
 function finish(value) {
-  soon(() => (announced.length > 0 ? finish(value) : giveBack(value)), 0);
+  whenIdle(() => (announced.length > 0 ? finish(value) : giveBack(value)));
 }
 
 function giveBack(value) {

@@ -11,6 +11,7 @@ from servers.models import Server
 from sessions_app.held_calls import actions
 from sessions_app.models import Agent, Call, ScriptRun
 from sessions_app.scripts import typescript_engine
+from sessions_app.scripts.broker import Broker
 from sessions_app.scripts.engines import (
     Failure,
     Finished,
@@ -305,6 +306,33 @@ def test_a_promise_all_of_which_one_call_is_held_keeps_the_other_answers(run, ru
     assert len(held["calls"]) == 3
     assert ended["result"] == ["free", "told", "free"]
     assert Call.objects.count() == 3
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        'new Blob(["x".repeat(100_000)]).text()',
+        'import("data:text/javascript,export default 1")',
+        "new Promise((done) => { const { port1, port2 } = new MessageChannel(); "
+        "port1.onmessage = done; port2.postMessage(1); })",
+    ],
+    ids=["a blob", "a module", "a message"],
+)
+def test_calls_after_native_work_are_announced_with_those_before_it(typescript, monkeypatch, work):
+    """Else a paused script that is run again might not make the same calls together."""
+    together = []
+    answer = Broker.answer
+
+    async def counted(broker: Broker, waiting: Waiting) -> Any:
+        together.append(len(waiting.calls))
+        return await answer(broker, waiting)
+
+    monkeypatch.setattr(Broker, "answer", counted)
+    code = f"""const free = desk.say({say("free")});
+return await Promise.all([free, {work}.then(() => raw.say({say("told")}))]);"""
+
+    assert typescript(code)["result"] == ["free", "told"]
+    assert together == [2]
 
 
 def test_a_denied_call_rejects_with_a_permission_error(run, rule):
