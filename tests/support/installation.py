@@ -4,6 +4,7 @@ Everything binds to a free port of 127.0.0.1, uses its own folder and stops with
 manager.
 """
 
+import itertools
 import json as jsonlib
 import os
 import pwd
@@ -391,12 +392,14 @@ class RedisServer:
         self.folder = folder
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._databases = itertools.count(1)
         self.process: Process | None = None
 
     def start(self) -> None:
         binary = parts.redis_server()
         assert binary, "redis-server is not installed"
         options = {"port": self.port, "bind": "127.0.0.1", "save": "", "appendonly": "no"}
+        options["databases"] = 512
         flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         self.process = Process([binary, *flags, "--dir", str(self.folder)], clean_environment({}))
         wait_for(self._responds, 20, what="redis-server answers")
@@ -409,6 +412,10 @@ class RedisServer:
                 return bool(client.ping())
             except redis.RedisError:
                 return False
+
+    def create(self) -> str:
+        """Return the URL of a database that no other deployment uses, nor its queues."""
+        return f"redis://127.0.0.1:{self.port}/{next(self._databases)}"
 
     def client(self) -> "redis.Redis":
         return redis.Redis.from_url(self.url)

@@ -46,8 +46,9 @@ def _template(env: Mapping[str, str]) -> Path:
 
 
 def _digest() -> str:
-    """Return a digest of all migrations of this project and of the packages it uses."""
+    """Return a digest of all migrations, of the packages used, and of how the file is made."""
     digest = hashlib.sha256((ROOT / "requirements.lock").read_bytes())
+    digest.update(Path(__file__).read_bytes())
     for path in sorted(ROOT.glob("*/migrations/*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

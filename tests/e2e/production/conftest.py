@@ -28,7 +28,7 @@ def shared_redis() -> Iterator[RedisServer]:
 def migrated(postgres, shared_redis, tmp_path_factory) -> str:
     """The name of a migrated, empty template database."""
     url = postgres.create("migrated")
-    first = Production(url, shared_redis.url, tmp_path_factory.mktemp("migrated"))
+    first = Production(url, shared_redis.create(), tmp_path_factory.mktemp("migrated"))
     done = first.run(*SERVICES["migrate"]["command"])
     assert done.returncode == 0, done.stderr
     return "migrated"
@@ -44,7 +44,7 @@ def database_url(postgres, migrated) -> str:
 @pytest.fixture
 def production(database_url, shared_redis, tmp_path) -> Iterator[Production]:
     """A deployment without running processes: an empty database and its own Redis database."""
-    running = Production(database_url, shared_redis.url.removesuffix("/0") + "/1", tmp_path)
+    running = Production(database_url, shared_redis.create(), tmp_path)
     try:
         yield running
     finally:

@@ -319,7 +319,7 @@ def test_sqlite_moves_to_postgresql_and_back(source, backup, postgres, shared_re
     url = postgres.create("moved")  # not migrated
     target = Production(
         url,
-        shared_redis.url,
+        shared_redis.create(),
         tmp_path,
         {"TOOLCRIB_ENCRYPTION_KEYS": keys["encryption.key"]},
     )

@@ -33,7 +33,7 @@ ENVELOPE = {
 def production(postgres, migrated, shared_redis, tmp_path_factory):
     """Two web processes, with a server that asks during calls."""
     url, folder = postgres.create("asking", template=migrated), tmp_path_factory.mktemp("asking")
-    running = Production(url, shared_redis.url, folder, {"TOOLCRIB_ALLOW_STDIO": "1"})
+    running = Production(url, shared_redis.create(), folder, {"TOOLCRIB_ALLOW_STDIO": "1"})
     try:
         running.start_all("web", "web", "worker")
         register_stdio(running, "old", "conformance", "--legacy")

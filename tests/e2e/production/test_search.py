@@ -17,8 +17,9 @@ pytestmark = [
 @pytest.fixture
 def embedding(database_url, shared_redis, tmp_path):
     """A deployment with web, worker, beat and the embedding model."""
-    redis_url = shared_redis.url.removesuffix("/0") + "/2"
-    running = Production(database_url, redis_url, tmp_path, {"TOOLCRIB_EMBEDDINGS": "1"})
+    running = Production(
+        database_url, shared_redis.create(), tmp_path, {"TOOLCRIB_EMBEDDINGS": "1"}
+    )
     try:
         running.start_all("web", "worker", "beat")
         yield running

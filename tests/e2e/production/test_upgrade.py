@@ -177,7 +177,7 @@ def test_a_database_of_an_earlier_version_is_upgraded_on_postgresql(
         "TOOLCRIB_ENCRYPTION_KEYS": document["encryption_key"],
         "TOOLCRIB_ALLOW_STDIO": "1",
     }
-    running = Production(url, shared_redis.url.removesuffix("/0") + "/2", tmp_path, env)
+    running = Production(url, shared_redis.create(), tmp_path, env)
     try:
         for app, name in last_migrations(document).items():
             done = running.command("migrate", app, name)
