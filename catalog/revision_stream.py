@@ -5,9 +5,14 @@ Every process polls the database as well, so a lost message delays it by a secon
 
 import logging
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-import redis
 from django.conf import settings
+
+from toolcrib.lib.redis_client import connect, redis_error
+
+if TYPE_CHECKING:
+    from redis import Redis
 
 logger = logging.getLogger(__name__)
 
@@ -15,8 +20,8 @@ STREAM = "toolcrib:revision"
 
 
 @lru_cache(maxsize=1)
-def _redis() -> redis.Redis:
-    return redis.Redis.from_url(settings.REDIS_URL, socket_connect_timeout=0.5, socket_timeout=0.5)
+def _redis() -> "Redis":
+    return connect(settings.REDIS_URL, 0.5, socket_timeout=0.5)
 
 
 def announce() -> None:
@@ -25,5 +30,5 @@ def announce() -> None:
         return
     try:
         _redis().xadd(STREAM, {"at": "rose"}, maxlen=1000, approximate=True)
-    except redis.RedisError as error:
+    except redis_error() as error:
         logger.warning("Publishing the new revision to Redis failed: %s", error)

@@ -10,13 +10,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import redis
 from django.conf import settings
 
 from catalog.audit.signing import audit_keys, is_mac, mac
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.redis_client import connect, redis_error
+
+if TYPE_CHECKING:
+    from redis import Redis
 
 REDIS_KEY = "toolcrib:audit-seal:{NAME}"  # of the database: several may share one Redis
 
@@ -74,7 +78,7 @@ def _load() -> str | None:
         return bytes(found).decode() if found is not None else None  # type: ignore[arg-type]
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError, redis.RedisError) as error:
+    except (OSError, UnicodeDecodeError, redis_error()) as error:
         raise SealUnreadable(f"The seal of the audit log cannot be read: {error}.") from error
 
 
@@ -91,13 +95,13 @@ def _store(text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
-    except (OSError, redis.RedisError) as error:
+    except (OSError, redis_error()) as error:
         raise SealUnreadable(f"The seal of the audit log cannot be written: {error}.") from error
 
 
 @lru_cache(maxsize=1)
-def _redis() -> redis.Redis:
-    return redis.Redis.from_url(settings.REDIS_URL, socket_connect_timeout=1, socket_timeout=2)
+def _redis() -> "Redis":
+    return connect(settings.REDIS_URL, 1, socket_timeout=2)
 
 
 def _redis_key() -> str:

@@ -8,7 +8,7 @@ recognized by the names of its tools together, and its descriptions may differ m
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -30,12 +30,16 @@ MIN_VERSION_SIMILARITY = 0.2
 Encode = Callable[[Sequence[str]], Vectors]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     server: str
     name: str
     description: str  # its start, normalized
-    requests: tuple[str, ...]
+    lines: str  # a request each: thousands of entries stay in memory, few are asked for them
+
+    @property
+    def requests(self) -> tuple[str, ...]:
+        return tuple(clean_texts(self.lines.splitlines())[0])
 
 
 class DescribedTool(NamedTuple):
@@ -125,22 +129,21 @@ class Phrasebook:
 def parse(text: str) -> Phrasebook:
     """Parse a phrasebook. Raises Invalid with the line that is malformed."""
     entries: list[Entry] = []
-    server, requests = "", list[str]()
+    server, lines = "", list[str]()
     for number, line in enumerate(text.split("\n"), 1):
         if line.startswith("# "):
             server = line[2:].strip()
         elif line.startswith("  "):
             if not entries:
                 raise Invalid(f"Line {number} of the phrasebook is a request without a tool.")
-            requests.append(line.strip())
-            kept = clean_texts(requests)[0]
-            entries[-1] = Entry(server, entries[-1].name, entries[-1].description, tuple(kept))
+            lines.append(line.strip())
+            entries[-1] = replace(entries[-1], lines="\n".join(lines))
         elif line.strip():
             name, tab, description = line.partition("\t")
             if not tab or not name:
                 raise Invalid(f"Line {number} of the phrasebook has no tab after the tool's name.")
-            entries.append(Entry(server, name, _normalize(description), ()))
-            requests = []
+            entries.append(Entry(server, name, _normalize(description), ""))
+            lines = []
     return Phrasebook(entry for entry in entries if entry.requests)
 
 

@@ -82,7 +82,6 @@ class Language:
 @dataclass(frozen=True)
 class Glossary:
     spaced: tuple[Language, ...]  # Spanish, German, French, Portuguese, Italian
-    distinctive: frozenset[str]  # of all spaced languages
     chinese: Language
     japanese: Language
     korean: Language
@@ -106,7 +105,8 @@ def translate(
     if not query.isascii() and (unspaced := _unspaced_language(query)):
         return _translate_unspaced(query, *unspaced, is_indexed)
     compounds = {word for word in map(str.casefold, unknown) if _split_compound(word)}
-    if not compounds and GLOSSARY.distinctive.isdisjoint(map(str.casefold, spellings)):
+    words = [spelling.casefold() for spelling in spellings]
+    if not compounds and all(each.distinctive.isdisjoint(words) for each in GLOSSARY.spaced):
         return None  # fast path: nearly all queries
     text = fold(query)
     words = GLOSSARY.word.findall(text.casefold())
@@ -229,7 +229,6 @@ def _read_glossary() -> Glossary:
     chinese, japanese, korean = unspaced
     return Glossary(
         tuple(spaced),
-        frozenset().union(*(language.distinctive for language in spaced)),
         chinese,
         japanese,
         korean,

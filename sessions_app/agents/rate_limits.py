@@ -22,12 +22,12 @@ from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn, ParamSpec
 
-import redis
 from django.conf import settings
 
 from sessions_app.models import Agent
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.protocols.asgi import Send
+from toolcrib.lib.redis_client import connect, redis_error
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -194,7 +194,7 @@ class RedisWindow(Window):
     """
 
     def __init__(self, url: str) -> None:
-        client = redis.Redis.from_url(url, socket_connect_timeout=0.2, socket_timeout=0.5)
+        client = connect(url, 0.2, socket_timeout=0.5)
         self._script = client.register_script(self.SCRIPT)
 
     def charge(self, charges: Sequence[Charge], now: float) -> list[Room]:
@@ -231,7 +231,7 @@ def charge_all(charges: Sequence[Charge]) -> list[Room]:
     if settings.REDIS_URL and time.monotonic() > _redis_retry_at:
         try:
             return _redis_window(settings.REDIS_URL).charge(charges, now)
-        except redis.RedisError as error:
+        except redis_error() as error:
             _redis_retry_at = time.monotonic() + REDIS_RETRY_SECONDS
             logger.warning("Redis unavailable, rate limits are counted per process: %s", error)
     return _local.charge(charges, now)

@@ -7,8 +7,8 @@ appear by name only.
 import platform
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
-import redis
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import DatabaseError, connection
@@ -21,8 +21,12 @@ from servers.models import Server
 from sessions_app.models import Agent, AgentSession, Call
 from toolcrib.lib import token_counter
 from toolcrib.lib.display import group_digits
+from toolcrib.lib.redis_client import connect, redis_error
 from toolcrib.lib.text import plural
 from toolcrib.runtime.lifespan import runtime
+
+if TYPE_CHECKING:
+    from redis import Redis
 
 PACKAGES = ("Django", "mcp", "celery", "django-ninja", "uvicorn", "redis")
 QUEUES = ("sync", "index")
@@ -97,8 +101,8 @@ def _database() -> list[Fact]:
     return [Fact("Database", f"{name} {number}", "ok")]
 
 
-def redis_client() -> redis.Redis:
-    return redis.Redis.from_url(settings.REDIS_URL, socket_connect_timeout=0.5, socket_timeout=0.5)
+def redis_client() -> "Redis":
+    return connect(settings.REDIS_URL, 0.5, socket_timeout=0.5)
 
 
 def _queue() -> list[Fact]:
@@ -111,7 +115,7 @@ def _queue() -> list[Fact]:
         with redis_client() as client:
             number = client.info("server")["redis_version"]
             pending = {name: client.llen(name) for name in QUEUES}
-    except redis.RedisError:
+    except redis_error():
         # The error text may contain the URL with its password.
         return [Fact("Redis", "unavailable", "failing"), Fact("Queue", "unknown", "failing")]
     tasks = ", ".join(f"{group_digits(count)} in {name}" for name, count in pending.items())

@@ -3,7 +3,6 @@
 import logging
 from typing import Any
 
-import redis
 from django.conf import settings
 from django.contrib.auth.decorators import login_not_required
 from django.db import DatabaseError, InterfaceError
@@ -19,6 +18,7 @@ from toolcrib.lib.errors import (
     NotFound,
     ToolcribError,
 )
+from toolcrib.lib.redis_client import redis_error
 from toolcrib.lib.request import is_htmx_fragment
 from toolcrib.pages.about import redis_client
 from toolcrib.runtime.lifespan import runtime
@@ -141,6 +141,6 @@ def _redis_state() -> str:
     try:
         with redis_client() as client:
             client.ping()
-    except redis.RedisError:
+    except redis_error():
         return "down"
     return "ok"

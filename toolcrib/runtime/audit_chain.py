@@ -9,7 +9,6 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
-import psycopg
 from django.db import DatabaseError, InterfaceError, connection
 
 from catalog.audit import chain
@@ -52,6 +51,8 @@ async def _commits(database: DatabaseWatch) -> AsyncIterator[None]:
 
 
 async def _notifications() -> AsyncIterator[None]:
+    import psycopg  # only here: an installation on SQLite does without its 7 MB
+
     parameters: dict[str, Any] = connection.get_connection_params()
     options = {name: value for name, value in parameters.items() if name in CONNECTION_OPTIONS}
     while True:

@@ -8,15 +8,19 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-import redis.asyncio
 from django.conf import settings
 from django.db import DatabaseError
 
 from catalog.models import Revision
 from catalog.revision_stream import STREAM
 from toolcrib.lib.db_threads import run_in_db_thread
+from toolcrib.lib.redis_client import connect_async, redis_error
 from toolcrib.runtime.database_watch import DatabaseWatch
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
 
 logger = logging.getLogger(__name__)
 
@@ -60,14 +64,14 @@ class RevisionWatch:
             self._on_change(number)
 
     async def _follow_stream(self) -> None:
-        client = redis.asyncio.Redis.from_url(settings.REDIS_URL, socket_connect_timeout=1)
+        client = connect_async(settings.REDIS_URL, 1)
         last: bytes | str = ""
         try:
             while True:
                 try:
                     last = last or await _last_entry_id(client)
                     response = await client.xread({STREAM: last}, block=5000, count=1000)
-                except redis.RedisError:
+                except redis_error():
                     await asyncio.sleep(1)
                     continue
                 entries: list[tuple[bytes, object]] = response[0][1] if response else []  # type: ignore[index, assignment]
@@ -78,7 +82,7 @@ class RevisionWatch:
             await client.aclose()
 
 
-async def _last_entry_id(client: "redis.asyncio.Redis") -> bytes | str:
+async def _last_entry_id(client: "Redis") -> bytes | str:
     """Return the id of the stream's last entry, to read later entries from."""
     entries = await client.xrevrange(STREAM, count=1)
     return (entries[0][0] if entries else None) or "0-0"

@@ -111,6 +111,8 @@ class Encoder:
                 # One core per search: the other cores serve other agents.
                 options.intra_op_num_threads = options.inter_op_num_threads = 1
                 options.log_severity_level = 3
+                # An arena keeps the memory of the largest batch; without one a query takes as long.
+                options.enable_cpu_mem_arena = kind != "queries"
                 self._sessions[kind] = onnxruntime.InferenceSession(
                     self._graphs / f"{kind}.onnx", options, providers=["CPUExecutionProvider"]
                 )

@@ -9,13 +9,17 @@ import json
 import logging
 import threading
 import time
+from typing import TYPE_CHECKING
 
-import redis
 from django.conf import settings
 
 from toolcrib.lib.process_identity import this_process
+from toolcrib.lib.redis_client import connect, redis_error
 from toolcrib.lib.telemetry import metrics
 from toolcrib.lib.telemetry.metrics import Series, Values
+
+if TYPE_CHECKING:
+    from redis import Redis
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +48,7 @@ def publish(gauges: Values | None = None) -> None:
                 stored = json.dumps({"at": time.time(), "values": values})
                 pipeline.hset(_key(GAUGES), this_process(), stored)
             pipeline.execute()
-    except redis.RedisError as error:
+    except redis_error() as error:
         metrics.record(taken.items())  # once more with the next publication
         logger.warning("Metrics could not be published: %s", error)
 
@@ -69,7 +73,7 @@ def collect(gauges: Values) -> tuple[Values, Values]:
             old = [name for name, each in processes.items() if each["at"] < time.time() - MAX_AGE]
             if old:
                 client.hdel(_key(GAUGES), *old)
-    except redis.RedisError as error:
+    except redis_error() as error:
         logger.warning("Metrics of other processes are not available: %s", error)
         return dict(metrics.recorder.values), {**gauges, ("toolcrib_processes",): 1}
     return totals, _merge([each["values"] for name, each in processes.items() if name not in old])
@@ -86,13 +90,8 @@ def _merge(processes: list[list[list[object]]]) -> Values:
     return merged
 
 
-def _client() -> "redis.Redis":
-    return redis.Redis.from_url(
-        settings.REDIS_URL,
-        socket_connect_timeout=TIMEOUT,
-        socket_timeout=TIMEOUT,
-        decode_responses=True,
-    )
+def _client() -> "Redis":
+    return connect(settings.REDIS_URL, TIMEOUT, socket_timeout=TIMEOUT, decode_responses=True)
 
 
 def _key(template: str) -> str:
