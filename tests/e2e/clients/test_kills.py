@@ -6,6 +6,7 @@ number of rounds.
 
 import os
 import signal
+import threading
 from contextlib import ExitStack
 
 import pytest
@@ -50,6 +51,11 @@ def sessions(toolcrib):
     return opened
 
 
+def make_observer(toolcrib):
+    """Create the agent that asks the server again and again what it runs."""
+    return make_unique_agent(toolcrib, mode="deferred", calls_per_minute=100_000)
+
+
 def start(client, session, folder):
     argv = argv_of(client, session.agent, f"/{session.id}")
     return ClientProgram(argv, folder / client.slug)
@@ -83,7 +89,7 @@ def check_sessions(sessions):
 
 
 def test_libraries_go_on_after_toolcrib_is_killed_during_their_calls(toolcrib, sessions, tmp_path):
-    observer = make_unique_agent(toolcrib, mode="deferred")
+    observer = make_observer(toolcrib)
     with ExitStack() as stack:
         programs = {
             client.title: stack.enter_context(start(client, sessions[client.title], tmp_path))
@@ -106,7 +112,7 @@ def test_libraries_go_on_after_toolcrib_is_killed_during_their_calls(toolcrib, s
 
 
 def test_libraries_that_are_killed_during_their_calls_go_on(toolcrib, sessions, tmp_path):
-    observer = make_unique_agent(toolcrib, mode="deferred").open()
+    observer = make_observer(toolcrib).open()
     for number in range(ROUNDS):
         with ExitStack() as stack:
             names = []
@@ -122,22 +128,27 @@ def test_libraries_that_are_killed_during_their_calls_go_on(toolcrib, sessions, 
 @pytest.mark.needs_client("gemini")
 def test_gemini_cli_goes_on_after_toolcrib_is_killed_during_its_calls(toolcrib, tmp_path):
     agent = make_unique_agent(toolcrib, mode="deferred")
-    observer = make_unique_agent(toolcrib, mode="deferred")
+    observer = make_observer(toolcrib)
     names = [f"Gemini CLI {number}" for number in range(ROUNDS)]
     turns = [waiting(name, 3_600) for name in names]
     last = [
         ("deferred_tool_call", {"name": "weather__get_forecast", "arguments": {"city": "Oslo"}})
     ]
-    with scripted_provider(*turns, last, ANSWER, is_agent=True) as model:
+    started = [threading.Event() for _ in names]  # Toolcrib, after each kill
+    before = {number + 1: event.wait for number, event in enumerate(started)}
+    with scripted_provider(*turns, last, ANSWER, is_agent=True, before=before) as model:
         home = Home(tmp_path, toolcrib.url, agent.key, model)
         process = home.start(gemini(home))
         try:
-            for name in names:
+            for name, event in zip(names, started, strict=True):
                 wait_until_resumable(observer.open(), [name])
                 toolcrib.kill()
                 toolcrib.start()
+                event.set()
             assert process.wait(scaled(120)) == 0
         finally:
+            for event in started:
+                event.set()
             interrupt(process)
     assert "sunny" in tool_results(model.requests[-1])[-1]
     (only,) = agent.send("GET", "/sessions").json["items"]
@@ -147,7 +158,7 @@ def test_gemini_cli_goes_on_after_toolcrib_is_killed_during_its_calls(toolcrib, 
 @pytest.mark.needs_client("gemini")
 def test_gemini_cli_that_is_killed_during_its_calls_goes_on(toolcrib, tmp_path):
     session = make_unique_agent(toolcrib, mode="deferred").open()
-    observer = make_unique_agent(toolcrib, mode="deferred").open()
+    observer = make_observer(toolcrib).open()
     for number in range(ROUNDS):
         name = f"Gemini CLI, killed {number}"
         folder = tmp_path / str(number)
@@ -162,8 +173,13 @@ def test_gemini_cli_that_is_killed_during_its_calls_goes_on(toolcrib, tmp_path):
                 wait_until_begun(observer, [name])
             finally:
                 interrupt(process, signal.SIGKILL)
-    (only,) = session.agent.send("GET", "/sessions").json["items"]
-    assert (only["id"], only["state"], only["calls"]) == (session.id, "open", ROUNDS)
+
+    def figures():
+        (only,) = session.agent.send("GET", "/sessions").json["items"]
+        return only["id"], only["state"], only["calls"]
+
+    every = (session.id, "open", ROUNDS)
+    wait_for(lambda: figures() == every, 60, what="every call is recorded")
 
 
 def waiting(name, seconds):
