@@ -39,6 +39,7 @@ IN_TEXT = "The client passes an image on as text."
 TEXT_ONLY = "The client passes on the content of a result without the structured content."
 KEEPS_WAITING = "The client drops a call that is cancelled without telling its server."
 BLOCKS = "The client calls tools by functions that block, which cannot be cancelled."
+NO_CANCEL = "The client has no way to cancel a call."
 FORGETS = "The program ends on Ctrl+C without cancelling its call."
 REFUSES = "The program refuses the calls after a restart, since it reads the list of tools again."
 NO_IMAGES = "The program shows an image to its user, and gives none to a model of one's own."
@@ -55,7 +56,7 @@ class Client:
     program: str = ""  # in tests/e2e/clients/outside; without one it is an agent program
     better: str = "deferred"  # mode, for many tools
     limits: Mapping[str, str] = field(default_factory=dict)  # by cell
-    note: str = ""
+    reconnects: bool = False  # by itself after a restart; until then its calls fail
 
     @property
     def on_demand(self) -> bool:
@@ -77,6 +78,7 @@ CLIENTS = (
         "npm-agents",
         "@anthropic-ai/claude-code",
         better="either",
+        reconnects=True,
     ),
     Client("Codex CLI", "npm-agents", "@openai/codex"),
     Client(
@@ -93,6 +95,14 @@ CLIENTS = (
         "copilot",
         "@github/copilot",
         limits={"image": NO_IMAGES, "restart": REFUSES},
+    ),
+    Client("mcp-remote", "mcp-remote", "mcp-remote", "mcp_remote.mjs"),
+    Client(
+        "mcporter",
+        "mcporter",
+        "mcporter",
+        "mcporter.mjs",
+        limits={"progress": NO_PROGRESS, "cancel": NO_CANCEL},
     ),
     Client("TypeScript SDK 1", "npm-clients", "sdk-1", "sdk1.mjs"),
     Client("TypeScript SDK 2", "npm-agents", "@modelcontextprotocol/client", "sdk2.mjs"),

