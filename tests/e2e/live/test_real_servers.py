@@ -13,12 +13,14 @@ from catalog.definitions import resource_uris
 from tests.support import parts
 from tests.support.agents import make_agent
 from tests.support.installation import Installation
-from tests.support.waiting import wait_for
+from tests.support.waiting import scaled, wait_for
 
 pytestmark = [
     pytest.mark.needs_npm,
     pytest.mark.needs_pyservers,
 ]
+
+NOTIFICATIONS = (types.ResourceUpdatedNotification, types.ResourceListChangedNotification)
 
 
 def real_servers(folder):
@@ -133,3 +135,64 @@ def test_server_everything_is_the_same_behind_toolcrib_and_direct(tmp_path):
         resource_uris.public_uri("everything", uri): mime for uri, mime in seen["resources"].items()
     }
     assert len(through["templates"]) == len(seen["templates"]) > 0
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore:resources/subscribe is removed")
+def test_server_everything_notifies_behind_toolcrib_as_directly(tmp_path):
+    """Updates of a subscribed resource, and a list of resources that grew; logging is not built."""
+    command = real_servers(tmp_path)["everything"]
+    file = tmp_path / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"everything": command}}))
+    a_file = {"name": "note.gz", "data": "data:text/plain,hello", "outputType": "resourceLink"}
+
+    async def use(target, prefix):
+        received = asyncio.Queue()
+
+        async def note(message):
+            if isinstance(message, NOTIFICATIONS):
+                await received.put(message)
+
+        async def until(kind):
+            while not isinstance(message := await received.get(), kind):
+                pass
+            return message
+
+        async with (
+            asyncio.timeout(scaled(120)),
+            Client(target, mode="legacy", message_handler=note, cache=None) as client,
+        ):
+            uri = str((await client.list_resources()).resources[0].uri)
+            await client.subscribe_resource(uri)
+            await client.call_tool(f"{prefix}toggle-subscriber-updates", {})
+            updated = await until(types.ResourceUpdatedNotification)
+            before = {str(each.uri) for each in (await client.list_resources()).resources}
+            called = await client.call_tool(f"{prefix}gzip-file-as-resource", a_file)
+            await until(types.ResourceListChangedNotification)
+            after = {str(each.uri) for each in (await client.list_resources()).resources}
+            link = str(called.content[0].uri)
+            read = (await client.read_resource(link)).contents[0]
+            return uri, str(updated.params.uri), after - before, link, read.mime_type
+
+    async def direct():
+        parameters = StdioServerParameters(command=command["command"], args=command["args"])
+        return await use(parameters, "")
+
+    async def behind(agent):
+        headers = {"Authorization": f"Bearer {agent.key}"}
+        async with httpx2.AsyncClient(headers=headers, timeout=60, trust_env=False) as http:
+            transport = streamable_http_client(f"{agent.url}/mcp", http_client=http)
+            return await use(transport, "everything__")
+
+    uri, updated, added, link, mime = asyncio.run(direct())
+    assert (updated, added) == (uri, {link})
+    with Installation(tmp_path / "data") as toolcrib:
+        done = toolcrib.command("import_servers", str(file), "--allow-stdio", "--wait", "--json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        agent = make_agent(toolcrib, "everything", mode="full")
+        through = asyncio.run(behind(agent))
+
+    def public(uri):
+        return resource_uris.public_uri("everything", uri)
+
+    assert through == (public(uri), public(updated), {public(link)}, public(link), mime)
