@@ -11,6 +11,7 @@ import sys
 import tomllib
 
 import httpx2
+import jsonschema_rs
 import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
@@ -169,6 +170,61 @@ def test_a_clients_settings_reach_the_agents_tools(demo, title):
     assert url == f"{demo[0].url}/mcp"
     assert headers == {"Authorization": f"Bearer {demo[1]}"}
     assert reaches(url, headers) == META
+
+
+TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
+PROGRAM = {"command": {"type": "string"}, "args": {"items": {"type": "string"}}, "env": TEXTS}
+REMOTE = {"url": {"type": "string", "pattern": "^https?://.+"}, "headers": TEXTS}
+
+
+def settings_schema(key, server, required, more=()):
+    """Return the schema of a client's settings, as its vendor has it: no other keys."""
+    one = {
+        "type": "object",
+        "properties": server,
+        "required": required,
+        "additionalProperties": False,
+    }
+    servers = {"type": "object", "additionalProperties": one}
+    return {
+        "type": "object",
+        "properties": {key: servers, **dict(more)},
+        "required": [key],
+        "additionalProperties": False,
+    }
+
+
+PROMPT = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "type": {"const": "promptString"},
+        "description": {"type": "string"},
+        "default": {"type": "string"},
+        "password": {"type": "boolean"},
+    },
+    "required": ["id", "type", "description"],
+    "additionalProperties": False,
+}
+# Programs that no registry has: VS Code publishes its schema, the others describe theirs.
+SETTINGS_SCHEMAS = {
+    "Claude Desktop": settings_schema("mcpServers", PROGRAM, ["command"]),
+    "Cursor": settings_schema("mcpServers", REMOTE, ["url"]),
+    "VS Code": settings_schema(
+        "servers",
+        {"type": {"enum": ["http", "sse"]}, **REMOTE},
+        ["url"],
+        {"inputs": {"type": "array", "items": PROMPT}}.items(),
+    ),
+}
+
+
+@pytest.mark.parametrize("title", SETTINGS_SCHEMAS)
+def test_settings_of_programs_match_the_vendors_schema(demo, title):
+    schema = jsonschema_rs.validator_for(SETTINGS_SCHEMAS[title])
+    settings = json.loads(snippet(demo, title).text)
+    assert [str(error) for error in schema.iter_errors(settings)] == []
+    assert not schema.is_valid({**settings, "toolcrib": {}})
 
 
 @pytest.mark.needs_client("npm-clients")
