@@ -42,10 +42,15 @@ NAMES = NAMES.replace(".", r"\.")
 # A command ends with its line; a line that ends with a backslash, comma or bracket is continued.
 COMMAND = re2.compile(rf"\b({NAMES})((?:\\*[\"']|[ \t])(?:[\\,\[{{][ \t]*\r?\n|[^\r\n])*)".encode())
 SUSPICIOUS = rf"(?:{NAMES})[ \t\"'\\]"
+# In a command: a long option with `user:password`, short options, the word, another program.
 OPTION = re2.compile(
-    rb"(?:[\s\"']--(user|proxy-user|cert|auth)(?:[ \t]*=|\\*[\"']?[\s,])"
-    rb"|[\s\"']-([A-Za-z]+)|[\s\"'](password)[\s\"'])"
+    (
+        r"[\s\"']--(user|proxy-user|cert|auth)(?:[ \t]*=|\\*[\"']?[\s,])"
+        r"|[\s\"']-([A-Za-z]+)|[\s\"'](password)[\s\"']"
+        rf"|\b({NAMES})(?:\\*[\"']|[ \t])"
+    ).encode()
 )
+LONG, SHORT, WORD, PROGRAM = 1, 2, 3, 4
 BETWEEN = re2.compile(rb"\\*[\"']?[ \t]*,?\s*")  # an option and its argument
 SEPARATOR = re2.compile(rb"[:%,]")
 PATH = re.compile(r"[/\\]")
@@ -55,33 +60,40 @@ PAIR_USER = re.compile("[^:%,]*[:%,]")
 
 def find_passwords(match: Any) -> Iterator[tuple[int, int]]:
     """Yield where the passwords in a match of COMMAND start and end in its second group."""
-    passwords, pairs, word = PROGRAMS[match[1]]
-    text = match[2]
-    if word and word not in text:
-        return
+    program, text = match[1], match[2]
+    words = {word: text.rfind(word) for _, _, word in PROGRAMS.values() if word}
+    passwords, pairs = _options(program, words, 0)
     position = 0
     while (option := OPTION.search(text, position)) is not None:
-        position = option.end()
-        if option[3] is not None:
-            if match[1] not in WORDED:
-                continue
-            is_pair, position = False, option.end(3)
-        elif option[1] is not None:
-            is_pair = True
-        else:
-            letters = option[2]
+        kind = option.lastindex
+        position = option.end(kind)
+        if kind == PROGRAM:
+            program = option[PROGRAM]
+            passwords, pairs = _options(program, words, position)
+            continue
+        is_pair = kind == LONG
+        if kind == SHORT:
+            letters = option[SHORT]
             at = next((at for at, char in enumerate(letters) if char in passwords + pairs), None)
             if at is None:
                 continue
             is_pair = letters[at] in pairs
-            position = option.start(2) + at + 1
-        start, end = _argument(text, position)
+            position = option.start(SHORT) + at + 1
+        elif (kind == WORD and program not in WORDED) or (kind == LONG and not pairs):
+            continue
+        start, end = _argument(text, option.end() if kind == LONG else position)
         if is_pair:
             separator = SEPARATOR.search(text, start, end)
             start = end if separator is None else separator.end()
         position = max(position, end)
         if end > start:
             yield start, end
+
+
+def _options(program: bytes, words: dict[bytes, int], position: int) -> tuple[bytes, bytes]:
+    """Return the options of a program with a password and with a pair, if its word follows."""
+    passwords, pairs, word = PROGRAMS[program]
+    return (passwords, pairs) if not word or words[word] >= position else (b"", b"")
 
 
 def find_program(items: Iterable[object], program: object = None) -> str:
