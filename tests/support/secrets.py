@@ -76,6 +76,7 @@ PLANTED = (
     _text("word", "planted-word-1", "login ada password {}"),
     _text("YAML, the line below", "planted-yaml-1", "\ndb:\n  password:\n    {}\n"),
     _text("YAML, a block", "planted-block-1 x", "\napiKey: |\n  {}\nuser: ada\n"),
+    _text("HTML", "planted-html-1", "<pre>&quot;password&quot;: &quot;{}&quot;</pre>"),
     _text("percent escapes", "planted-escape-1", "a=password%3D{}%26user%3Dada"),
     _text("percent escapes of JSON", "planted-json-1", "?q=%7B%22api_key%22%3A%22{}%22%7D"),
     _text(

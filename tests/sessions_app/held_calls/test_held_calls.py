@@ -20,9 +20,9 @@ from sessions_app.models import Agent, AgentSession, ApiKey, Call, Event, HeldCa
 from sessions_app.sessions import lifecycle
 from tests.sessions_app.held_calls.conftest import said
 from tests.sessions_app.rules.test_dispatch import add_rule
-from tests.sessions_app.sessions.test_endpoint import SAY, in_database, make_program
+from tests.sessions_app.sessions.test_endpoint import SAY, in_database
 from tests.support.agent_client import make_agent_client
-from tests.support.factories import ingest_tools, tool_object
+from tests.support.factories import ingest_tools, make_program, tool_object
 from tests.support.waiting import wait_for
 from toolcrib import backup
 from toolcrib.lib.errors import Conflict, NotFound

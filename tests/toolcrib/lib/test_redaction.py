@@ -231,6 +231,78 @@ def test_values_below_their_names_are_masked(text, expected):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ('id,password,n\n1,a,b\n2,"c,""d",e\n\nx', 'id,password,n\n1,***,b\n2,"***",e\n\nx'),
+        ("user\tapi_key\r\nada\ta b\r\n", "user\tapi_key\r\nada\t***\r\n"),
+        ("a;token\n1;x\n2;\n3;y", "a;token\n1;***\n2;\n3;***"),
+        (
+            "| id | password |\n|---|:--|\n| 1 | a b |\nend",
+            "| id | password |\n|---|:--|\n| 1 | *** |\nend",
+        ),
+        (
+            " id | pin \n----+-----\n  1 | abc\n(1 row)",
+            " id | pin \n----+-----\n  1 | ***\n(1 row)",
+        ),
+        ("id,tokens\n1,4096", "id,tokens\n1,4096"),
+        ("name, password\nada, ann", "name, password\nada, ann"),
+        ("password,token", "password,token"),
+        ("password,x\none line, of, text", "password,x\none line, of, text"),
+        (
+            "| a | b vs tiktoken |\n|---|---|\n| c | d |",
+            "| a | b vs tiktoken |\n|---|---|\n| c | d |",
+        ),
+    ],
+)
+def test_columns_of_secrets_in_tables_are_masked(text, expected):
+    check_text(text, expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (
+            {"columns": ["id", "password"], "rows": [[1, "x"], [2, None], [3]]},
+            {"columns": ["id", "password"], "rows": [[1, "***"], [2, None], [3]]},
+        ),
+        (
+            {
+                "fields": [{"name": "id"}, {"name": "token"}],
+                "data": [["a", "x"], ["b", 5], {"c": 1}],
+            },
+            {
+                "fields": [{"name": "id"}, {"name": "token"}],
+                "data": [["a", "***"], ["b", 5], {"c": 1}],
+            },
+        ),
+        ({"columns": 5, "rows": [["x"]]}, {"columns": 5, "rows": [["x"]]}),
+        ({"columns": ["pin"], "rows": "x"}, {"columns": ["pin"], "rows": "x"}),
+    ],
+)
+def test_columns_of_secrets_in_rows_of_json_are_masked(value, expected):
+    assert redact(value) == expected
+    assert redact(expected) == expected
+    assert value == expected or may_contain_secret(canonical(value).encode())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "&quot;pin&quot;:&quot;a b&quot;,&quot;c&quot;",
+            "&quot;pin&quot;:&quot;***&quot;,&quot;c&quot;",
+        ),
+        ("{&#34;token&#34;: &#34;x&#34;}", "{&#34;token&#34;: &#34;***&#34;}"),
+        ('<string name="api_key">a b</string>', '<string name="api_key">***</string>'),
+        ('<a id="pin" b="c"><value>x</value>', '<a id="pin" b="c"><value>***</value>'),
+        ('<input name="password" type="x"> text <b>', '<input name="password" type="x"> text <b>'),
+    ],
+)
+def test_secrets_in_html_and_xml_are_masked(text, expected):
+    check_text(text, expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
         ("password%3Dhunter2%26user%3Dada", "password%3D***%26user%3Dada"),
         ("%22api_key%22%3A%22a%20b%22", "%22api_key%22%3A%22***%22"),
         ("h?next=%2Fx%3Ftoken%3Dabc%26a%3Db&page=2", "h?next=%2Fx%3Ftoken%3D***%26a%3Db&page=2"),
@@ -381,7 +453,17 @@ def test_ordinary_sentences_are_not_changed(text):
         ),
         *("alter user x token a1 ", "machine a login token a1b2 ", "identified with token a1b2 "),
         *("%41", "a%", "eyJ", "eyJ/", "de89 3704 ", "4111.1111.", "--password ", '"password":\n'),
-        *('password "', "\\", "<a token=a1 ", "eyJhY.", "a.bcdefg.", "password%3D"),
+        *(
+            'password "',
+            "\\",
+            "<a token=a1 ",
+            "eyJhY.",
+            "a.bcdefg.",
+            "password%3D",
+            "a,b\n",
+            "|a|\n|-|\n",
+        ),
+        *('<a name="pin">', "&quot;pin&quot;:", "id,pin\n1,"),
     ],
 )
 def test_the_work_grows_with_the_length_of_a_hostile_text_only(unit):

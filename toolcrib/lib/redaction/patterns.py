@@ -53,7 +53,8 @@ NAMES_AT_END = (
     rf"|creds?|sig|iban|dsn){BETWEEN}(?:codes?|numbers?|values?|headers?)?"
 )
 NAMED = (
-    rf"(?i:(?:(?:{NAMES})[^\"'\\]*|{NAMES_AT_END}){BETWEEN}(?:\\*[\"']\s*(?:[:=,]|value)|[:=,>])"
+    rf"(?i:(?:(?:{NAMES})[^\"'\\]*|{NAMES_AT_END}){BETWEEN}(?:\\*[\"']\s*"
+    rf"(?:[:=,;>|\]}}]|\\+[nrt]|value|[\w\-]+=)|[:=,;>|&\r\n\t]|\\+[nrt])"
     rf"|-[\w\-]*(?:{NAMES}|{NAMES_AT_END})[\w\-]*\s)"
 )
 # A word and, without a sign between, what no word of a sentence looks like.

@@ -35,6 +35,7 @@ from toolcrib.lib.redaction.spans import (
     indentation,
     quoted_end,
 )
+from toolcrib.lib.redaction.tables import ROW_NAMES, redact_tables, secret_columns
 from toolcrib.lib.redaction.words import ALWAYS, QUOTED_ONLY, WORD, looks_secret
 
 MASKED = MASK.decode()
@@ -45,14 +46,15 @@ ASSIGNMENT = re2.compile(
     rb"[\"'](?:name|key|header)\\*[\"'][ \t]*:[ \t]*\\*[\"']([\w.\-]+)\\*[\"'][ \t]*,[ \t]*"
     rb"\\*[\"']value\\*[\"'][ \t]*:[ \t]*"
     rb"|(?:name|key)=\\*[\"']([\w.\-]+)\\*[\"'][ \t]+value="
+    rb"|(?:name|key|id)=\\*[\"']([\w.\-]+)\\*[\"'](?:[ \t][^<>]*)?>\s*(?:<value>)?"
     rb"|\\*[\"']([^\"'\\]{1,200})\\*[\"'][ \t]*(?:=>|:)[ \t]*"
     rb"|((?:(?i:api|access|private|secret|encryption|session|connection|card|credit) )?"
     rb"[A-Za-z_][\w.\-]*)"
-    rb"(?:\\*[\"']|\*{1,2})?[ \t]*(?:=>|:=|[:=])[ \t]*"
+    rb"(?:\\*[\"']|\*{1,2}|&[\w#]{2,5};)?[ \t]*(?:=>|:=|[:=])[ \t]*"
     rb"|(?:--|[\s\"'(]-)([A-Za-z][\w\-]*)(?:\\*[\"'][ \t]*,\s*|[ \t]+)"
     rb"|<([A-Za-z_][\w.\-]*)(?:[ \t][^<>]*)?>"
 )
-OPTION, ELEMENT = 5, 6  # the groups of their names
+NAMED_ELEMENT, OPTION, ELEMENT = 3, 6, 7  # the groups of their names
 # In prose an option is followed by a word such as these, not by its value.
 PROSE = re2.compile(
     rb"(?i:options?|flags?|arguments?|parameters?|switch(?:es)?|settings?|values?|variables?|fields?"
@@ -110,6 +112,7 @@ def _redact_data(data: bytes, depth: int = 0) -> bytes:
         data = _substitute(COMMAND, _redact_command, data)
         data = _redact_assignments(data)
         data = _redact_words(data)
+        data = redact_tables(data)
         if depth < MAX_DECODINGS:
             data = _substitute(PERCENT_ENCODED, lambda match: _redact_percent(match, depth), data)
             data = _substitute(BASE64_ENCODED, lambda match: _redact_base64(match, depth), data)
@@ -174,6 +177,7 @@ class _Walk:
         copied: dict[str, Any] = {}
         pair = next((value[name] for name in PAIR_NAMES if isinstance(value.get(name), str)), "")
         program = next((value[name] for name in PROGRAM_NAMES if name in value), None)
+        columns = secret_columns(value)
         for key in sorted(value) if self.left < UNLIMITED // 2 else value:
             if self.left <= 0:
                 break
@@ -182,6 +186,10 @@ class _Walk:
                 copied[_redact_key(key)] = MASKED
             elif program is not None and isinstance(item, list):
                 copied[_redact_key(key)] = self._copy_list(item, program)
+            elif columns and key in ROW_NAMES and isinstance(item, list):
+                copied[_redact_key(key)] = [
+                    self._copy_row(row, columns) for row in item if self.left > 0
+                ]
             else:
                 copied[_redact_key(key)] = self.copy(item)
             self.left -= len(key) + 3
@@ -207,6 +215,17 @@ class _Walk:
             is_option = isinstance(item, str) and item.startswith("-") and "=" not in item
             option = item if is_option else ""
         return copied
+
+    def _copy_row(self, row: Any, columns: dict[int, str]) -> Any:
+        """Return a masked copy of a row whose columns have names of secrets."""
+        if not isinstance(row, list):
+            return self.copy(row)
+        return self._copy_list(
+            [
+                MASKED if at in columns and is_secret_value(columns[at], item) else item
+                for at, item in enumerate(row)
+            ]
+        )
 
     def _copy_pair(self, item: Any) -> list[str] | None:
         """Return a masked copy of a pair in a list of pairs, such as headers; None for others."""
@@ -240,9 +259,11 @@ def _redact_assignments(data: bytes) -> bytes:
             if kind == ELEMENT:  # its attributes may be pairs
                 position = match.end(ELEMENT)
             continue
-        if kind == ELEMENT:
+        if kind in (ELEMENT, NAMED_ELEMENT):
             content = CONTENT.match(data, position)
             start, end = position, content.end() if content is not None else position
+            if kind == NAMED_ELEMENT and data[end : end + 2] != b"</":
+                continue
         else:
             start, end = _value_span(data, position, name)
             is_below = start == end or data[start : start + 1] == b"\\"

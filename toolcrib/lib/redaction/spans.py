@@ -4,7 +4,7 @@ from typing import Any
 
 import re2
 
-QUOTE = re2.compile(rb"\\*[\"']")
+QUOTE = re2.compile(rb"\\*[\"']|&(?:quot|apos|#0*3[49]|#x0*2[27]);")  # also in HTML
 BRACKET = re2.compile(rb"[\[\]{}]")
 # Without quotes a value ends at whitespace or at a delimiter; a comma or bracket may be part of it.
 UNQUOTED = re2.compile(rb"(?:[^\s;&\"'<>,()\[\]{}]|[,()\[\]{}][^\s;&\"'<>,()\[\]{}])+")
@@ -28,6 +28,9 @@ AFTER_ENTRY = re2.compile(rb"[ \t]*(?:" + NEWLINE + rb"|\\*[\"']|\z)")
 
 def quoted_end(data: bytes, opening: Any) -> int:
     """Return the end of a quoted value; inside nested JSON its quotes have backslashes."""
+    if opening[0].startswith(b"&"):
+        end = data.find(opening[0], opening.end())
+        return end if end >= 0 else len(data)
     backslashes, mark = len(opening[0]) - 1, opening[0][-1:]
     position = opening.end()
     while (position := data.find(mark, position)) >= 0:
