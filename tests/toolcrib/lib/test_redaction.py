@@ -278,6 +278,10 @@ def test_columns_of_secrets_in_tables_are_masked(text, expected):
     ],
 )
 def test_columns_of_secrets_in_rows_of_json_are_masked(value, expected):
+    check_text(json.dumps(value), json.dumps(expected))
+    check_text(
+        json.dumps({"text": json.dumps([value])}), json.dumps({"text": json.dumps([expected])})
+    )
     assert redact(value) == expected
     assert redact(expected) == expected
     assert value == expected or may_contain_secret(canonical(value).encode())

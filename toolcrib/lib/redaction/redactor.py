@@ -5,6 +5,7 @@ parsing. The rest is walked value by value.
 """
 
 import base64
+import json
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -35,7 +36,7 @@ from toolcrib.lib.redaction.spans import (
     indentation,
     quoted_end,
 )
-from toolcrib.lib.redaction.tables import ROW_NAMES, redact_tables, secret_columns
+from toolcrib.lib.redaction.tables import JSON_TABLE, ROW_NAMES, redact_tables, secret_columns
 from toolcrib.lib.redaction.words import ALWAYS, QUOTED_ONLY, WORD, looks_secret
 
 MASKED = MASK.decode()
@@ -99,8 +100,25 @@ def redact(value: Any, limit: int = UNLIMITED) -> Any:
 def redact_text(text: str) -> str:
     """Return a text with its secrets masked. JSON inside it is understood at any nesting."""
     before = text.encode("utf-8", "surrogatepass")
+    if not may_contain_secret(before):
+        return text
+    if JSON_TABLE.search(before) is not None:
+        text, before = _redact_json_tables(text, before)
     data = _redact_data(before)
     return text if data is before else data.decode("utf-8", "surrogatepass")
+
+
+def _redact_json_tables(text: str, data: bytes) -> tuple[str, bytes]:
+    """Mask columns in a text that is JSON: their names are not beside their values."""
+    try:
+        value = json.loads(text)
+        redacted = redact(value)
+    except (ValueError, RecursionError):
+        return text, data
+    if redacted == value:
+        return text, data
+    text = json.dumps(redacted, ensure_ascii=False)
+    return text, text.encode("utf-8", "surrogatepass")
 
 
 def _redact_data(data: bytes, depth: int = 0) -> bytes:

@@ -25,6 +25,9 @@ COLUMN = re2.compile(rb"[\w.\-]{1,60}(?: [\w.\-]{1,60})?")
 AROUND = b" \t\"'`*"
 NOT_SECRET = {b"", b"null", b"none", b"true", b"false", MASK}
 COLUMN_NAMES = ("columns", "fields", "headers", "header")  # beside ROW_NAMES
+JSON_TABLE = re2.compile(
+    rf"^\s*[{{\[](?s:.*)\\*\"(?:{'|'.join(COLUMN_NAMES)})\\*\"\s*:\s*\[".encode()
+)
 ROW_NAMES = ("rows", "data", "values", "records")
 
 
