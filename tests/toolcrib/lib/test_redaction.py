@@ -429,6 +429,8 @@ Encode it as password%20policy or 100%25 of the token budget. See https://h/?q=c
 Set the password to $PASSWORD or ${DB_PASSWORD}. The PIN code, pin 7 of the connector.
 gh auth token --help; kubectl get secret my-app-tls -n default; git commit -m "Add password reset"
 eyewitness_accounts_of_the_event_are_long_and_ewallet_systems_as_well_are_described_here
+npm_config_user_agent, npm_package_dependencies_typescript, hf_hub_download_with_retries, xai-grok
+key-characteristics-of-distributed-systems, SKU12345678901234567890AB, the sk-learn package, R8_max
 At12 we meet; be12 careful; de89 is the start. Version 4.111.111.1111 and 192.168.100.200
 Identified by name, with a user role password rules apply to. The token user_123, token id 42.
 The password and/or token, password/secret, In step password->token; token #12; token @ada

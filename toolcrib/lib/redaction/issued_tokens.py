@@ -14,10 +14,14 @@ FORMS = (
     (r"sk-|pypi-|hv[sbr]\.|tcb_|dckr_[op]at_|sb_secret_|tskey-[a-z]+-|nvapi-", r"[\w\-]{16,}"),
     (r"AIza|1//0", r"[\w\-]{30,}"),  # Google
     (r"ya29\.|GOCSPX-", r"[\w\-.]{16,}"),
-    (r"npm_|do[opr]_v1_|hf_|api_org_|shp(?:at|ca|pa|ss)_|lin_(?:api|oauth)_", r"\w{16,}"),
-    (r"gsk_|xai-|pplx-|r8_|lsv2_(?:pt|sk)_|ntn_|nfp_|sgp_|pnu_|rubygems_|rdme_", r"\w{24,}"),
+    (
+        r"npm_|do[opr]_v1_|hf_|api_org_|shp(?:at|ca|pa|ss)_|lin_(?:api|oauth)_|gsk_|xai-|pplx-|r8_"
+        r"|lsv2_(?:pt|sk)_|ntn_|nfp_|sgp_|pnu_|rubygems_|rdme_",
+        r"[A-Za-z0-9]{16,}\w*",
+    ),
     (r"CLOJARS_|AKCp|cmVmd|oy2|EZ[AT]K|EAA|shippo_(?:live|test)_|secret_", r"[A-Za-z0-9]{32,}"),
-    (r"LTAI|AKID|p8e-|SK|key-|pul-|sb[ps]_", r"[A-Za-z0-9]{16}(?:[A-Za-z0-9]{8})*[A-Za-z0-9]{4,}"),
+    (r"SK|key-|pul-|sb[ps]_", r"[a-f0-9]{32,}"),  # Twilio, Mailgun, Pulumi, Supabase
+    (r"LTAI|AKID|p8e-", r"[A-Za-z0-9]{16,}"),  # Alibaba, Tencent, Adobe
     (r"SG\.", r"[\w\-]{16,}\.[\w\-]{16,}"),  # SendGrid
     (r"AGE-SECRET-KEY-1", r"\w{16,}"),
     (r"dapi|dkea", r"[a-f0-9]{32}(?:-\d)?"),  # Databricks
