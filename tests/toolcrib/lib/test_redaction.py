@@ -434,6 +434,10 @@ key-characteristics-of-distributed-systems, SKU12345678901234567890AB, the sk-le
 At12 we meet; be12 careful; de89 is the start. Version 4.111.111.1111 and 192.168.100.200
 Identified by name, with a user role password rules apply to. The token user_123, token id 42.
 The password and/or token, password/secret, In step password->token; token #12; token @ada
+Set this option to conceal the "pub" token: >
+    let conceal = 1
+["--passphrase-file",
+ "--plain", "--secret", help]
 Authentication is explained below:
 
 The chapter begins."""

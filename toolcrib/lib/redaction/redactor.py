@@ -299,7 +299,7 @@ def _redact_assignments(data: bytes) -> bytes:
 def _is_argument(data: bytes, option_end: int, start: int, end: int) -> bool:
     """Return whether what follows an option is its value, and not the next word of a sentence."""
     if b"," in data[option_end:start]:  # in a list
-        return data[start - 1 : start] in (b"'", b'"')
+        return data[start - 1 : start] in (b"'", b'"') and data[start : start + 1] != b"-"
     return PROSE.fullmatch(data, start, end) is None
 
 
@@ -326,8 +326,8 @@ def _span_below(data: bytes, start: int, name_start: int) -> tuple[int, int]:
     """Return where the value of a name is that the lines below contain, as in YAML."""
     width = indentation(data, name_start)
     block = BLOCK.match(data, start)
-    if block is not None:
-        return block.end(), block_end(data, block.end(), width or 0)
+    if block is not None and width is not None:
+        return block.end(), block_end(data, block.end(), width)
     line_end = LINE_END.match(data, start)
     if line_end is None:
         return start, start

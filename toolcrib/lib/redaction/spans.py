@@ -55,13 +55,16 @@ def bracket_end(data: bytes, start: int) -> int:
 
 def indentation(data: bytes, name_start: int) -> int | None:
     """Return the column of a name that starts its line or text; None for others."""
+    if data[name_start - 1 : name_start + 1] == b"\\n":  # a newline, and not a part of the name
+        return 0
     start = name_start
     while start and data[start - 1] in BEFORE_NAME:
         start -= 1
     width = len(data[start:name_start].strip(b"\"'\\"))
     is_escaped = data[start - 1 : start] == b"n" and data[start - 2 : start - 1] == b"\\"
     is_first = start == 0 or data[start - 1] in b"\r\n" or is_escaped
-    return width if is_first or data[start : start + 1] in (b'"', b"'", b"\\") else None
+    is_quoted = data[start : start + 1] in (b'"', b"'", b"\\")
+    return width if is_first or (is_quoted and not data[start - 1 : start].isalnum()) else None
 
 
 def block_end(data: bytes, start: int, width: int) -> int:
