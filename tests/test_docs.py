@@ -11,6 +11,7 @@ from django.urls import resolve
 from sessions_app.agents import snippets
 from tests.support import client_table
 from tests.support.documents import NEEDS, documents, our_commands, shell_blocks
+from toolcrib.http.http_protocol import MAX_OPEN_FILES
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -194,6 +195,14 @@ def test_every_package_the_architecture_names_exists():
 def test_the_documents_keep_their_length():
     for name, most in (("docs/architecture.md", 250), ("CONTRIBUTING.md", 150), ("README.md", 70)):
         assert len((ROOT / name).read_text().splitlines()) <= most, name
+
+
+def test_the_limit_of_open_files_is_documented():
+    section = OPERATIONS.split("## Connections\n")[1].split("\n## ")[0]
+
+    assert f"at most {MAX_OPEN_FILES:,}" in section
+    for words in ("`ulimit -n`", "`LimitNOFILE=`", "`ulimits: nofile`", "at least 4,096"):
+        assert words in section
 
 
 def test_every_decision_is_in_the_index():

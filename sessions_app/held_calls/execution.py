@@ -164,6 +164,7 @@ async def _execute(claim: Claim) -> None:
 
     async def plan_and_accept(authorization: Authorization) -> CallPlan | None:
         plan = await dispatcher.plan_request(authorization, request)
+        _check_tool(plan.entry, claim.call)
         if isinstance(plan, CallFinishedLocally):
             await _finish_locally(claim, authorization, plan)
             return None
@@ -212,6 +213,17 @@ async def _execute(claim: Claim) -> None:
 
     plan.before_send, plan.record = commit_sent, record
     await dispatcher.execute(plan)
+
+
+def _check_tool(entry: CallRow, call: Call) -> None:
+    """Raise CallRejected if the name is another tool's now, which nobody has allowed."""
+    if entry.tool_id is not None and entry.tool_id != call.tool_id:
+        raise planner.CallRejected(
+            f"{call.tool_name} is another tool now: its server was replaced since this call was "
+            "held.",
+            code="unknown_tool",
+            hint="Call it again: a person can then decide about the new tool.",
+        )
 
 
 def _read_request(claim: Claim) -> CallRequest:

@@ -9,11 +9,10 @@ from catalog import audit
 from catalog.audit import Actor
 from catalog.models import Revision
 from sessions_app.models import Rule
-from sessions_app.rules.schemas import RuleEdit, RuleIn
+from sessions_app.rules.schemas import MAX_RULES, RuleEdit, RuleIn
 from sessions_app.rules.validation import InvalidRule, check_match, check_name, check_reason
 from toolcrib.lib.errors import Conflict, NotFound
 
-MAX_RULES = 500
 FIELDS = ("name", "effect", "reason", "enabled", "match", "approver")
 
 

@@ -7,7 +7,7 @@ from pydantic import Field, StrictBool, StrictStr
 from sessions_app.rules.evaluation import OPERATORS
 from toolcrib.lib.api_schemas import AgentBody, Integer
 
-MAX_CONDITIONS = 20
+MAX_RULES, MAX_CONDITIONS = 500, 20
 Name = Annotated[StrictStr, Field(min_length=1, max_length=200)]
 Names = Annotated[list[Name], Field(max_length=200)]
 EffectName = Literal["allow", "hold", "deny"]
@@ -60,7 +60,9 @@ class RuleIn(AgentBody):
     effect: EffectName
     reason: StrictStr = Field("", description="Told to agents and people")
     enabled: StrictBool = True
-    position: Integer | None = Field(None, ge=0, description="From 0; default: the last")
+    position: Integer | None = Field(
+        None, ge=0, le=MAX_RULES, description="From 0; default, and past the end: the last"
+    )
     match: MatchIn = Field(default_factory=MatchIn)
     approver: ApproverName = Field("operator", description="Who may allow a held call")
 
@@ -70,6 +72,8 @@ class RuleEdit(AgentBody):
     effect: EffectName | None = None
     reason: StrictStr | None = None
     enabled: StrictBool | None = None
-    position: Integer | None = Field(None, ge=0)
+    position: Integer | None = Field(
+        None, ge=0, le=MAX_RULES, description="From 0; past the end: the last"
+    )
     match: MatchIn | None = Field(None, description="Replaces the whole match")
     approver: ApproverName | None = None

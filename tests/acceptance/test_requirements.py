@@ -52,9 +52,13 @@ def test_each_is_shown_by_tests_or_differs_by_design(name):
             assert_tests_exist(requirement, shown)
 
 
-def test_every_defect_names_tests_that_exist():
+def test_every_defect_names_tests_that_exist_or_a_documented_limit():
+    limits = " ".join((ROOT / "docs" / "security.md").read_text().split())
     rows = read_rows("defects.txt")
     assert len(rows) >= 40
     assert len({defect for defect, _ in rows}) == len(rows)
-    for defect, names in rows:
-        assert_tests_exist(defect, names)
+    for defect, shown in rows:
+        if shown.startswith("Not built: "):
+            assert shown.removeprefix("Not built: ") in limits, defect
+        else:
+            assert_tests_exist(defect, shown)

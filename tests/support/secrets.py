@@ -1,5 +1,6 @@
 """Secrets of many kinds to plant: what must not be found afterwards, and what carries it."""
 
+import base64
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -63,5 +64,31 @@ PLANTED = (
     _text("IBAN", "DE89 3704 0044 0532 0130 00"),
     _text("cookie", "planted-cookie-1", "Cookie: theme=dark; sid={}"),
     _text("query", "planted-query-1", "https://api.example.org/v1?api_key={}&page=2"),
+    _text("option of curl", "planted-curl-1", "curl -s -u ada:{} https://h"),
+    PlantedSecret(
+        "argument of curl", "planted-argv-1", {"argv": ["curl", "-u", "ada:planted-argv-1"]}
+    ),
+    PlantedSecret(
+        "program and arguments",
+        "planted-args-1",
+        {"command": "docker", "args": ["login", "-u", "ada", "-p", "planted-args-1"]},
+    ),
+    _text("word", "planted-word-1", "login ada password {}"),
+    _text("YAML, the line below", "planted-yaml-1", "\ndb:\n  password:\n    {}\n"),
+    _text("YAML, a block", "planted-block-1 x", "\napiKey: |\n  {}\nuser: ada\n"),
+    _text("HTML", "planted-html-1", "<pre>&quot;password&quot;: &quot;{}&quot;</pre>"),
+    _text("percent escapes", "planted-escape-1", "a=password%3D{}%26user%3Dada"),
+    _text("percent escapes of JSON", "planted-json-1", "?q=%7B%22api_key%22%3A%22{}%22%7D"),
+    _text(
+        "JSON in base64",
+        base64.b64encode(b'{"user":"ada","password":"planted-base64"}').decode()[20:50],
+        base64.b64encode(b'{"user":"ada","password":"planted-base64"}').decode().join("[]"),
+    ),
+    _text("IBAN in lower case", "gb82west12345698765432"),
+    _text("card with dots", "4111.1111.1111.1111"),
+    _text("Discord", "MTk4NjIyNDgzNDcxOTI1MjQ4.Cl2FMQ.ZnCjm1XVW7vRze4b7Cq4se7kKWs"),
+    _text("Databricks", "dapi" + "0123456789abcdef" * 2),
+    _text("Azure AD", "abc8Q~" + "planted_Azure-Secret" + "x" * 14),
+    _text("New Relic", "NRAK-" + "PLANTED" * 3 + "ABCDEF"),
     _text("variable", "planted-env-1", "export AWS_SECRET_ACCESS_KEY={}"),
 )

@@ -1,4 +1,4 @@
-"""Base class of commands that report a ToolcribError in one line and can print JSON."""
+"""Base class of commands that report errors in one line and can print JSON."""
 
 import argparse
 import json
@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from django.core.management.base import BaseCommand
+from django.db import DatabaseError
 
 from toolcrib.lib.errors import ToolcribError
 
@@ -22,6 +23,15 @@ class JsonCommand(BaseCommand):
             return super().execute(*args, **options)
         except ToolcribError as error:
             self.stderr.write(error.sentence)
+            sys.exit(1)
+        except DatabaseError as error:  # away, not migrated, without a table
+            if options.get("traceback"):
+                raise
+            reason = str(error).strip().partition("\n")[0].rstrip(".")
+            self.stderr.write(
+                f"The database cannot be used: {reason}. Check that it is the right one, then run "
+                "manage.py migrate, or restore a backup."
+            )
             sys.exit(1)
 
     def report(self, body: dict[str, Any], text: str, **json_format: Any) -> None:

@@ -286,6 +286,21 @@ def test_a_new_chain_counts_older_entries_as_recorded_before_it(entries, setting
 # --- The command --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("options", [(), ("--json",), ("--restart",)])
+def test_a_missing_table_is_reported_in_a_sentence(entries, capsys, options):
+    sql("ALTER TABLE catalog_auditentry RENAME TO moved")
+
+    with pytest.raises(SystemExit) as ended:
+        call_command("verify_audit", *options)
+
+    assert ended.value.code == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("The database cannot be used: ")
+    assert "restore a backup" in shown.err
+    assert "Traceback" not in shown.err
+
+
 def test_the_command_names_the_first_bad_entry_and_fails(entries, capsys):
     call_command("verify_audit")
     assert "All 5 chained entries verified." in capsys.readouterr().out

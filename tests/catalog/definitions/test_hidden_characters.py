@@ -7,8 +7,10 @@ from catalog.approvals.actions import approve
 from catalog.audit import SYSTEM
 from catalog.definitions.parsing import without_hidden
 from catalog.models import Definition, Tool
-from tests.support.agent_client import make_agent_client
+from catalog.tools.actions import save_custom_tool
+from tests.support.agent_client import make_agent_client, make_group
 from tests.support.factories import ingest_tools, make_server, tool_object
+from tests.support.seeding import make_admin
 from toolcrib.lib.json_codec import canonical
 from toolcrib.lib.text import hidden_characters, remove_hidden
 
@@ -117,3 +119,16 @@ def test_a_session_from_before_keeps_its_bytes(settings):
     assert Tool.objects.get().state == "available"
     new = client.open(mode="deferred").load("mcp:files").json["schemas"]
     assert "\u202e" not in canonical(new)
+
+
+def test_results_are_data_and_reach_agents_unchanged_while_pages_show_what_is_hidden(client):
+    text = HIDDEN.replace("\x00", "")
+    make_group("own", save_custom_tool(tool_object("note"), actor=SYSTEM))
+    session = make_agent_client("reader", mode="deferred").open()
+
+    assert session.call("note", {"text": text})["structured_content"] == {"text": text}
+
+    client.force_login(make_admin(), backend="django.contrib.auth.backends.ModelBackend")
+    steps = [client.get(f"/sessions/{session.id}?step={step}").text for step in range(1, 4)]
+    assert any("\\u202e" in page and "\\u200b" in page for page in steps)
+    assert [hidden_characters(page) for page in steps] == [set()] * 3

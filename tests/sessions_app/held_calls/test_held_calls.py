@@ -10,15 +10,19 @@ from catalog.audit import SYSTEM, Actor
 from catalog.models import AuditEntry, Revision, Tool
 from catalog.tools import overrides
 from catalog.tools.actions import hold as hide_tool
+from servers.models import Server
+from servers.registration.actions import delete_server
+from sessions_app.agents import actions as agent_actions
 from sessions_app.agents import api_keys
 from sessions_app.held_calls import actions, answers, ending, execution
 from sessions_app.ledger import calls as call_ledger
-from sessions_app.models import AgentSession, ApiKey, Call, Event, HeldCall
+from sessions_app.models import Agent, AgentSession, ApiKey, Call, Event, HeldCall
 from sessions_app.sessions import lifecycle
 from tests.sessions_app.held_calls.conftest import said
 from tests.sessions_app.rules.test_dispatch import add_rule
-from tests.sessions_app.sessions.test_endpoint import in_database
+from tests.sessions_app.sessions.test_endpoint import SAY, in_database
 from tests.support.agent_client import make_agent_client
+from tests.support.factories import ingest_tools, make_program, tool_object
 from tests.support.waiting import wait_for
 from toolcrib import backup
 from toolcrib.lib.errors import Conflict, NotFound
@@ -187,6 +191,51 @@ def _deny_by_rule():
     rule = add_rule("Never", effect="deny", tools=["raw__say"])
     type(rule).objects.filter(pk=rule.pk).update(position=0)
     type(rule).objects.exclude(pk=rule.pk).update(position=1)
+
+
+def _disable():
+    agent_actions.set_enabled(Agent.objects.get(), False, actor=SYSTEM)
+
+
+def _expire():
+    ApiKey.objects.filter(scope="agent").update(expires_at=timezone.now())
+
+
+def _remove():
+    delete_server(Server.objects.get(), actor=SYSTEM)
+
+
+def _replace():
+    _remove()
+    ingest_tools(make_program("raw_calls", slug="raw"), tool_object("say", inputSchema=SAY))
+
+
+@pytest.mark.parametrize("is_decided", [True, False])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_disable, "A valid API key is required"),
+        (_expire, "A valid API key is required"),
+        (_remove, "'raw__say' is not available in this session"),
+        (_replace, "raw__say is another tool now"),
+    ],
+)
+def test_an_allowed_call_of_a_removed_agent_key_or_server_is_refused(
+    run, change, reason, is_decided
+):
+    async def scenario(crib):
+        call_id = await hold(crib)
+        if is_decided:
+            await allow(call_id)
+        await in_database(change)
+        if not is_decided:
+            await allow(call_id)
+        await crib.execute()
+        return await rows(call_id)
+
+    row = run(scenario)
+    assert (row.state, row.sent_at) == ("refused", None)
+    assert reason in row.error_message
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,22 @@ def test_a_rule_is_created_read_changed_and_deleted(api, scout):
     assert verbs[1].before == {"effect": "hold", "enabled": True}
 
 
+@pytest.mark.parametrize("position", [-1, 501, 10**30, -(10**30), 1.5, True, "first"])
+def test_an_impossible_position_is_rejected_and_one_past_the_end_is_the_last(api, position):
+    create(api, "a")
+    body = {"name": "b", "effect": "allow", "position": position}
+
+    status, problem = api("POST", body=body)
+
+    assert status == 422
+    assert "position" in problem["error"]["message"]
+    assert api("PATCH", "/a", {"position": position})[0] == 422
+    assert names(api) == ["a"]
+    assert api("POST", body=body | {"position": 500})[1]["position"] == 1
+    assert api("PATCH", "/a", {"position": 500})[1]["position"] == 1
+    assert names(api) == ["b", "a"]
+
+
 def test_rules_are_ordered_and_listed_in_pages(api):
     for name in "abcd":
         create(api, name)

@@ -78,3 +78,12 @@ def test_a_log_file_that_cannot_be_written_is_reported_in_one_line(capsys, clock
     assert "Logging error" in capsys.readouterr().err, "an error of ours keeps its traceback"
     with suppress(OSError):
         file.close()
+
+
+def test_a_line_of_the_log_has_no_hidden_characters():
+    text = "read\u202e \u200ba\x1b[31m\nfile"
+    record = logging.LogRecord("servers", logging.ERROR, "", 0, "Failed: %s", (text,), None)
+
+    line = OneLineFormatter().format(record)
+
+    assert line.endswith("Failed: read⟨U+202E⟩ ⟨U+200B⟩a⟨U+001B⟩[31m | file")

@@ -14,8 +14,8 @@ ANYWHERE = (
     r"|session_?(?:ids?|keys?)|sess_?ids?$|social_?security|credit_?card|card_?numbers?"
 )
 AT_END = (
-    r"tokens?|pwds?|(?:^|_|user|db|admin|root)(?:pass|pw)"
-    r"|(?:^|_)(?:o?auth|pins?|t?otps?|mfa|cv[vc]|csc|ssns?|jwts?|sid|creds?|sig|iban|dsn)"
+    r"tokens?|pwds?|(?:^|_|user|db|admin|root|store|key|require)(?:pass|pw)"
+    r"|(?:^|_|master)(?:o?auth|pins?|t?otps?|mfa|cv[vc]|csc|ssns?|jwts?|sid|creds?|sig|iban|dsn)"
     r"(?:_(?:codes?|numbers?|values?|headers?))?"
 )
 SECRET = re.compile(f"{ANYWHERE}|(?:{AT_END})$")

@@ -9,30 +9,32 @@ from typing import Any
 import re2
 
 from toolcrib.lib.errors import Invalid
+from toolcrib.lib.redaction.commands import SUSPICIOUS as COMMANDS
+from toolcrib.lib.redaction.issued_tokens import ISSUED, PREFIXES
 
 MASK = b"***"
 MAX_PATTERNS, MAX_PATTERN_LENGTH = 50, 500
 
-# Keys and tokens with a prefix of their issuer.
-ISSUED = "|".join(
-    (
-        r"(?:AKIA|ASIA|ABIA|ACCA|AGPA|AIDA|AIPA|ANPA|ANVA|AROA)[A-Z0-9]{16}",  # AWS
-        r"gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w\-]{16,}",
-        r"xox[abceoprs]-[\w\-]{8,}|xapp-[\w\-]{8,}|hooks\.slack\.com/services/[\w/]{8,}",
-        r"(?:sk|rk|pk)_(?:live|test)_\w{8,}|whsec_[\w+/=]{8,}",  # Stripe
-        r"sk-[\w\-]{16,}",  # OpenAI, Anthropic and others
-        r"AIza[\w\-]{30,}|ya29\.[\w\-.]{16,}|GOCSPX-[\w\-]{16,}",  # Google
-        r"npm_\w{20,}|pypi-[\w\-]{16,}|hf_\w{16,}|SG\.[\w\-]{16,}\.[\w\-]{16,}",
-        r"dop_v1_\w{20,}|shp(?:at|ca|pa|ss)_\w{16,}|hvs\.[\w\-]{16,}|lin_api_\w{16,}",
-        r"AGE-SECRET-KEY-1\w{16,}|tcb_[\w\-]{16,}|\d{8,10}:AA[\w\-]{30,}",
-        r"eyJ[\w\-]{5,}\.[\w\-]{5,}(?:\.[\w\-]*)*",  # JWT
-    )
-)
 PEM = r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
 USER_INFO = r"[A-Za-z][A-Za-z0-9+.\-]*://(?:[^\s/:@\"'<>]*:[^\s/\"'<>]+|[^\s/:@\"'<>]{20,})@"
-CARD = r"\d(?:[ \-]?\d){12,18}"
+GAP = "[ ./_\\-\u00a0\u2007-\u2015\u202f]{1,3}"  # between groups of digits
+CARD = (
+    rf"\d(?:[ \-]?\d){{12,18}}|\d{{4}}(?:{GAP}\d{{4}}){{2}}{GAP}\d{{1,7}}"
+    rf"|\d{{4}}{GAP}\d{{6}}{GAP}\d{{4,5}}"
+)
+IBAN_COUNTRIES = (
+    "AD24 AE23 AL28 AT20 AZ28 BA20 BE16 BG22 BH22 BR29 BY28 CH21 CR22 CY28 CZ24 DE22 DK18 DO28 "
+    "EE20 EG29 ES24 FI18 FO18 FR27 GB22 GE22 GI23 GL18 GR27 GT28 HR21 HU28 IE22 IL23 IQ23 IS26 "
+    "IT27 JO30 KW30 KZ20 LB28 LC32 LI21 LT20 LU20 LV21 LY25 MC27 MD24 ME22 MK19 MR27 MT31 MU30 "
+    "NL18 NO15 PK24 PL28 PS29 PT25 QA29 RO24 RS22 SA24 SC31 SE24 SI19 SK24 SM27 ST25 SV28 TL23 "
+    "TN24 TR26 UA29 VA22 VG24 XK20"
+)
+IBAN_LENGTHS = {code[:2]: int(code[2:]) for code in IBAN_COUNTRIES.split()}
+IBAN = rf"(?i:{'|'.join(IBAN_LENGTHS)})\d{{2}}"
+IBAN_START = re2.compile(rf"\b{IBAN}".encode())
+IBAN_LATER = "(?:[ .\\-\u00a0]?[A-Za-z0-9]){6}"
+DIGITS = r"\d(?:[ \-]?\d){12}|\d{4}[^\w\"]{1,3}\d{4,6}[^\w\"]{1,3}\d{4}|\d{4}_"  # of a card
 SSN = r"\d{3}-\d{2}-\d{4}"
-IBAN = r"[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30}"
 SCHEME = r"(?i:bearer|basic)\s+[\w\-.~+/]{8,}=*"
 SPOKEN = r"(?i:password|passcode|passphrase|pwd|pin|otp)\s+(?i:is|was):?\s+"
 
@@ -51,21 +53,33 @@ NAMES_AT_END = (
     rf"|creds?|sig|iban|dsn){BETWEEN}(?:codes?|numbers?|values?|headers?)?"
 )
 NAMED = (
-    rf"(?i:(?:(?:{NAMES})[^\"'\\]*|{NAMES_AT_END}){BETWEEN}(?:\\*[\"']\s*(?:[:=,]|value)|[:=,>])"
+    rf"(?i:(?:(?:{NAMES})[^\"'\\]*|{NAMES_AT_END}){BETWEEN}(?:\\*[\"']\s*"
+    rf"(?:[:=,;>|\]}}]|\\+[nrt]|value|[\w\-]+=)|[:=,;>|&\r\n\t]|\\+[nrt])"
     rf"|-[\w\-]*(?:{NAMES}|{NAMES_AT_END})[\w\-]*\s)"
 )
-SUSPICIOUS = re2.compile(
-    "|".join((NAMED, ISSUED, PEM, USER_INFO, CARD, SSN, IBAN, SCHEME, SPOKEN)).encode()
+# A word and, without a sign between, what no word of a sentence looks like.
+WORDED = (
+    r"(?i:pass(?:word|wd|phrase|code)|pwd|pin|token|secret|key|requirepass|masterauth|identified\s)"
+    r"(?:[ ]|\\+t)(?:[ ]*\|)?[ ]*\\*[\"']?[^\s\"']*[0-9!@#$%^&*+=~?]"
+    r"|(?i:login\s[^\"]*\spassword|requirepass |masterauth |identified\s"
+    r"|(?:encrypted|user|role|login)[^;]*password)"
 )
+ENCODED = "%[0-9A-Fa-f]{2}"
+BASE64 = r"(?:e[yw]|W[yw31]|LS0tLS)[\w+/\-]{18}"
+PERCENT_ENCODED = re2.compile(
+    rb"[\w.~\-+!*()@$,:/|]*%[0-9A-Fa-f]{2}(?:[\w.~\-+!*()@$,:/|]|%[0-9A-Fa-f]{2})*"
+)
+BASE64_ENCODED = re2.compile(
+    rf"\b(?:{BASE64}[\w+/\-]{{34,56}}\r?\n(?:[\w+/\-]{{60,76}}\r?\n)*[\w+/\-]+={{0,2}}"
+    rf"|{BASE64}[\w+/\-]*={{0,2}})".encode()
+)
+LOOSE = (
+    *(NAMED, PREFIXES, PEM, USER_INFO, DIGITS, SSN, f"{IBAN}{IBAN_LATER}", SCHEME, SPOKEN, WORDED),
+    *(COMMANDS, ENCODED, BASE64),
+)
+SUSPICIOUS = re2.compile("|".join(LOOSE).encode())
 
-IBAN_COUNTRIES = (
-    "AD24 AE23 AL28 AT20 AZ28 BA20 BE16 BG22 BH22 BR29 BY28 CH21 CR22 CY28 CZ24 DE22 DK18 DO28 "
-    "EE20 EG29 ES24 FI18 FO18 FR27 GB22 GE22 GI23 GL18 GR27 GT28 HR21 HU28 IE22 IL23 IQ23 IS26 "
-    "IT27 JO30 KW30 KZ20 LB28 LC32 LI21 LT20 LU20 LV21 LY25 MC27 MD24 ME22 MK19 MR27 MT31 MU30 "
-    "NL18 NO15 PK24 PL28 PS29 PT25 QA29 RO24 RS22 SA24 SC31 SE24 SI19 SK24 SM27 ST25 SV28 TL23 "
-    "TN24 TR26 UA29 VA22 VG24 XK20"
-)
-IBAN_LENGTHS = {code[:2]: int(code[2:]) for code in IBAN_COUNTRIES.split()}
+IBAN_GROUP = re2.compile("([ .\\-\u00a0]?)([A-Za-z0-9]+)".encode())
 CARD_ISSUERS = re2.compile(
     r"4(?:\d{12}|\d{15}|\d{18})|5[1-5]\d{14}|2[2-7]\d{14}|3[47]\d{13}|3(?:0[0-5]|[68]\d)\d{11}"
     r"|6(?:011|5\d\d|4[4-9]\d)\d{12}|35\d{14}|62\d{14,17}|(?:50|5[6-9]|6[37])\d{14}"
@@ -81,7 +95,7 @@ def _scheme(match: Any) -> bytes:
 
 
 def _card(match: Any) -> bytes:
-    digits = match[0].replace(b" ", b"").replace(b"-", b"").decode()
+    digits = bytes(char for char in match[0] if 48 <= char <= 57).decode()
     return MASK if CARD_ISSUERS.fullmatch(digits) and _passes_luhn(digits) else match[0]
 
 
@@ -96,18 +110,35 @@ def _ssn(match: Any) -> bytes:
     return match[0] if impossible else MASK
 
 
-def _iban(match: Any) -> bytes:
-    text: bytes = match[0]
-    length = IBAN_LENGTHS.get(text[:2].decode())
-    end = seen = 0
-    while length and seen < length and end < len(text):
-        seen += text[end : end + 1] != b" "
-        end += 1
-    number = text[:end].replace(b" ", b"")
-    if not length or len(number) != length:
-        return text
+def redact_ibans(data: bytes) -> bytes:
+    parts, copied, position = [], 0, 0
+    while (match := IBAN_START.search(data, position)) is not None:
+        end = _iban_end(data, match.start())
+        position = end or match.end()
+        if end:
+            parts += [data[copied : match.start()], MASK]
+            copied = end
+    return b"".join((*parts, data[copied:])) if parts else data
+
+
+def _iban_end(data: bytes, start: int) -> int:
+    """Return the end of the account number that starts here; 0 if there is none."""
+    length = IBAN_LENGTHS[data[start : start + 2].decode().upper()]
+    groups: list[bytes] = []
+    end = start
+    while (match := IBAN_GROUP.match(data, end, start + 3 * length)) is not None:
+        if sum(map(len, groups)) >= length or (groups and not match[1]):
+            break
+        groups.append(match[2])
+        end = match.end()
+    number = b"".join(groups)
+    if len(number) != length:
+        return 0
+    is_upper = number == number.upper()
+    if not is_upper and any(len(group) != 4 for group in groups[:-1]):
+        return 0  # words in a sentence
     rearranged = "".join(str(int(char, 36)) for char in (number[4:] + number[:4]).decode())
-    return MASK + text[end:] if int(rearranged) % 97 == 1 else text
+    return end if int(rearranged) % 97 == 1 else 0
 
 
 def _spoken(match: Any) -> bytes:
@@ -130,7 +161,6 @@ RULES: tuple[Rule, ...] = tuple(
             lambda match: match[1] + MASK + b"@",
         ),
         (r"\b((?i:bearer|basic)\s+)([\w\-.~+/]{8,}=*)", _scheme),
-        (rf"\b{IBAN}\b", _iban),
         (rf"\b{CARD}\b", _card),
         (rf"\b{SSN}\b", _ssn),
         (rf"\b({SPOKEN})([^\s\"'<>,;]+)", _spoken),
