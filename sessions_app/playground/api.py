@@ -82,6 +82,7 @@ class MissedOut(Schema):
     uncalled: list[dict[str, Any]]
     agents: list[dict[str, Any]]
     groups: list[dict[str, Any]]
+    next_cursor: str | None
 
 
 @router.get("", response={200: dict[str, Any], **ERRORS})
@@ -184,11 +185,17 @@ def list_unmet_searches(
     within: Annotated[str, choices(RANGES)] = "30d",
     agent: str = "",
     group: str = "",
+    limit: Limit = searches.PAGE,
+    cursor: Cursor = "",
 ) -> dict[str, Any]:
-    """List unmet searches: no results, abandoned, and loads that were never called."""
+    """List unmet searches: no results, abandoned, and loads that were never called.
+
+    `limit` and `cursor` apply to each of the lists; a list that ends before the others is empty.
+    """
     if within not in RANGES:
         raise Invalid(f"within must be one of {', '.join(RANGES)}.")
     filters = UsageFilter(
         within=within, agent=agent.replace("\0", ""), group=group.replace("\0", "")
     )
-    return searches.report(filters).as_json() | {"since": filters.since}
+    page = searches.report(filters, limit=None).page(limit, cursor)
+    return page | {"since": filters.since}
