@@ -12,8 +12,8 @@ from sessions_app.playground import golden_runs
 from sessions_app.playground import search as playground_search
 from sessions_app.usage import searches
 from sessions_app.usage.filters import RANGES, UsageFilter
-from toolcrib.lib.api_schemas import ERRORS, Cursor, Limit, Strict, choices, set_location
-from toolcrib.lib.errors import Invalid
+from toolcrib.lib.api_schemas import CONFLICTS, ERRORS, Cursor, Limit, Strict, choices, set_location
+from toolcrib.lib.errors import Invalid, InvalidRequest, NotFound
 from toolcrib.lib.pagination import check_limit, cut_page, parse_id
 from toolcrib.lib.roles import key_actor
 
@@ -108,6 +108,8 @@ def try_search(
         limit=0 if limit is None else max(1, min(50, limit)),
     )
     result = playground_search.run_query(params)
+    if isinstance(result.error, NotFound):
+        raise InvalidRequest([{"loc": ("query", "agent"), "msg": "there is no such agent"}])
     if result.error:
         raise result.error
     return {
@@ -130,7 +132,7 @@ def list_golden_queries(
     return {"items": items, "next_cursor": next_cursor}
 
 
-@router.post("/golden", response={201: GoldenOut, **ERRORS})
+@router.post("/golden", response={201: GoldenOut, **ERRORS, **CONFLICTS})
 def create_golden_query(
     request: HttpRequest, response: HttpResponse, body: GoldenIn
 ) -> Status[GoldenQuery]:
@@ -153,7 +155,7 @@ def get_golden_standing(request: HttpRequest, limit: Limit = 10) -> dict[str, An
     }
 
 
-@router.post("/golden/run", response={200: RunOut, **ERRORS})
+@router.post("/golden/run", response={200: RunOut, **ERRORS, **CONFLICTS})
 def run_golden_queries(request: HttpRequest) -> GoldenRun:
     """Run all golden queries now, even if the catalog has not changed."""
     return golden_runs.run_now()

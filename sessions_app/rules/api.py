@@ -15,6 +15,7 @@ from sessions_app.rules.replay import replay
 from sessions_app.rules.schemas import MatchIn, RuleEdit, RuleIn
 from sessions_app.rules.validation import InvalidRule, check_match
 from toolcrib.lib.api_schemas import (
+    CONFLICTS,
     ERRORS,
     AgentBody,
     Cursor,
@@ -110,7 +111,7 @@ def list_rules(request: HttpRequest, limit: Limit = 50, cursor: Cursor = "") -> 
     return {"items": [shown.body for shown in show_rules(items)], "next_cursor": next_cursor}
 
 
-@router.post("", response={201: RuleOut, **ERRORS})
+@router.post("", response={201: RuleOut, **ERRORS, **CONFLICTS})
 def create_rule(
     request: HttpRequest, response: HttpResponse, body: RuleIn
 ) -> Status[dict[str, Any]]:
@@ -150,7 +151,7 @@ def get_rule(request: HttpRequest, name: str) -> dict[str, Any]:
     return show_rule(find_rule(name)).body
 
 
-@router.patch("/{name}", response={200: RuleOut, **ERRORS})
+@router.patch("/{name}", response={200: RuleOut, **ERRORS, **CONFLICTS})
 def edit_rule(request: HttpRequest, name: str, body: RuleEdit) -> dict[str, Any]:
     """Change the fields in the request. `match` replaces the whole match."""
     rule = actions.edit(find_rule(name), body, actor=key_actor(request))
@@ -177,7 +178,7 @@ def list_rule_presets(
     return {"items": page, "next_cursor": next_cursor}
 
 
-@presets_router.post("/{key}/create", response={201: RuleOut, **ERRORS})
+@presets_router.post("/{key}/create", response={201: RuleOut, **ERRORS, **CONFLICTS})
 def create_preset_rule(
     request: HttpRequest, response: HttpResponse, key: str, body: PresetIn
 ) -> Status[dict[str, Any]]:

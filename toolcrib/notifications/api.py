@@ -8,7 +8,15 @@ from ninja import Router, Schema, Status
 from pydantic import Field, StrictBool
 
 from sessions_app.models import Alert, AlertKind, WebhookKind
-from toolcrib.lib.api_schemas import ERRORS, AgentBody, Cursor, Limit, choices, set_location
+from toolcrib.lib.api_schemas import (
+    CONFLICTS,
+    ERRORS,
+    AgentBody,
+    Cursor,
+    Limit,
+    choices,
+    set_location,
+)
 from toolcrib.lib.pagination import cut_list, cut_page, parse_id
 from toolcrib.lib.roles import key_actor
 from toolcrib.notifications import actions, alerts
@@ -96,7 +104,7 @@ def webhooks(request: HttpRequest, limit: Limit = 50, cursor: Cursor = "") -> di
     return {"items": items, "next_cursor": next_cursor}
 
 
-@router.post("/webhooks", response={201: CreatedWebhook, **ERRORS})
+@router.post("/webhooks", response={201: CreatedWebhook, **ERRORS, **CONFLICTS})
 def create_webhook(
     request: HttpRequest, response: HttpResponse, body: WebhookIn
 ) -> Status[dict[str, Any]]:
@@ -113,7 +121,7 @@ def get_webhook(request: HttpRequest, webhook_id: int) -> dict[str, Any]:
     return show_webhook(find_webhook(webhook_id))
 
 
-@router.patch("/webhooks/{webhook_id}", response={200: WebhookOut, **ERRORS})
+@router.patch("/webhooks/{webhook_id}", response={200: WebhookOut, **ERRORS, **CONFLICTS})
 def edit_webhook(request: HttpRequest, webhook_id: int, body: WebhookEdit) -> dict[str, Any]:
     """Change the fields in the request."""
     values = body.model_dump(exclude_none=True)

@@ -31,6 +31,9 @@ class DescribedAPI(NinjaAPI):
             _describe(parameter, key, FIELDS)
             if parameter["in"] == "query" and parameter["name"] in examples.PARAMETERS:
                 parameter["example"] = examples.PARAMETERS[parameter["name"]]
+        for path, methods in document["paths"].items():
+            for operation in methods.values():
+                _remove_impossible_errors(path, operation)
         _add_examples(document)
         return document
 
@@ -76,6 +79,16 @@ def _correct_ranges(value: Any) -> None:
                 value[name] = value.pop(own)
         for item in value.values():
             _correct_ranges(item)
+
+
+def _remove_impossible_errors(path: str, operation: dict[str, Any]) -> None:
+    """Remove the statuses that the form of an operation excludes."""
+    excluded = set() if "{" in path else {404}
+    if "requestBody" not in operation:
+        names = {parameter["name"] for parameter in operation.get("parameters", [])}
+        excluded |= {413} if "pattern" in names else {400, 413}
+    for status in excluded:
+        operation["responses"].pop(status, None)
 
 
 def _add_examples(document: dict[str, Any]) -> None:
