@@ -92,10 +92,17 @@ def _remove_impossible_errors(path: str, operation: dict[str, Any]) -> None:
 
 
 def _add_examples(document: dict[str, Any]) -> None:
-    """Add the example of each body, and to each of its fields the value that it has there."""
+    """Add the examples of bodies and answers, and to the fields of bodies their values there."""
     schemas = document["components"]["schemas"]
+    answers = examples.read_answers()
+    for status, error in examples.ERRORS.items():
+        schemas[f"Error{status}"]["examples"] = [error]
     for methods in document["paths"].values():
         for operation in methods.values():
+            for status, response in operation["responses"].items():
+                content = response.get("content", {}).get("application/json")
+                if status < 300 and content and operation["operationId"] in answers:
+                    content["example"] = answers[operation["operationId"]]
             example = examples.BODIES.get(operation["operationId"])
             if example is None or "requestBody" not in operation:
                 continue
