@@ -8,6 +8,7 @@ from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router, Schema, Status
 from pydantic import Field, StrictBool
+from pydantic.json_schema import SkipJsonSchema
 
 from catalog import cache
 from catalog.cache import CachedGroup, is_preloaded
@@ -124,12 +125,13 @@ class GroupIn(Strict):
 
 
 class GroupEdit(Strict):
-    group_id: str | None = None
-    display_name: str | None = None
-    description: str | None = None
-    preload_default: StrictBool | None = None
-    deferred: StrictBool | None = None
-    position: Integer | None = None
+    # Null is refused where it is not in the schema: it would not say what to change.
+    group_id: str | SkipJsonSchema[None] = None
+    display_name: str | SkipJsonSchema[None] = None
+    description: str | SkipJsonSchema[None] = None
+    preload_default: StrictBool | SkipJsonSchema[None] = None
+    deferred: StrictBool | SkipJsonSchema[None] = None
+    position: Integer | SkipJsonSchema[None] = None
     follows: str | None = None  # slug of the server to mirror; null stops mirroring
 
 

@@ -111,13 +111,14 @@ class Renamed(Strict):
             return body
         known, aliases = cls.model_fields, cls.ALIASES
         sent: dict[str, Any] = {}
+        keys: dict[str, str] = {}  # by field, as it was sent
         for key, value in body.items():
             name = aliases.get(key, key)
             if value is None and cls.NULL_IS_ABSENT and (key in known or key in aliases):
                 continue
             if name in sent and sent[name] != value:
-                raise ValueError(f"{' and '.join(sorted({key, name}))} differ; send one of them")
-            sent[name] = value
+                raise ValueError(f"{keys[name]} and {key} differ; send one of them")
+            sent[name], keys[name] = value, key
         return sent
 
 

@@ -19,17 +19,20 @@ from toolcrib.lib.api_schemas import (
 )
 from toolcrib.lib.pagination import cut_list, cut_page, parse_id
 from toolcrib.lib.roles import key_actor
-from toolcrib.notifications import actions, alerts
+from toolcrib.notifications import EVENTS, actions, alerts
 from toolcrib.notifications.queries import find_webhook, list_webhooks, show_webhook
 
 router = Router(tags=["notifications"])
+
+
+EventName = Annotated[str, choices(EVENTS)]
 
 
 class WebhookIn(AgentBody):
     name: str = Field(max_length=80)
     kind: Literal["json", "slack", "email"] = "json"
     address: str = Field(description="A URL, or e-mail addresses separated by commas")
-    events: list[str] = Field(
+    events: list[EventName] = Field(
         description="Names of events, such as alert.raised or call.held", max_length=100
     )
 
@@ -37,7 +40,7 @@ class WebhookIn(AgentBody):
 class WebhookEdit(AgentBody):
     name: str | None = None
     address: str | None = None
-    events: list[str] | None = None
+    events: list[EventName] | None = None
     enabled: StrictBool | None = None
 
 
