@@ -24,6 +24,7 @@ from toolcrib.lib.api_schemas import (
     choices,
     set_location,
 )
+from toolcrib.lib.errors import NotFound
 from toolcrib.lib.pagination import cut_list, cut_page, parse_id
 from toolcrib.lib.roles import key_actor
 
@@ -137,7 +138,10 @@ def test_rule(request: HttpRequest, body: TestIn) -> Any:
     if (body.name is None) == (body.match is None):
         raise InvalidRule([("match", "send either a match or the name of a rule")])
     if body.match is None:
-        rule = find_rule(body.name or "")
+        try:
+            rule = find_rule(body.name or "")
+        except NotFound as error:
+            raise InvalidRule([("name", "there is no such rule")]) from error
     else:
         if body.effect not in ("allow", "hold", "deny"):
             raise InvalidRule([("effect", "the effect is allow, hold or deny")])

@@ -8,7 +8,7 @@ from django.test import Client
 from catalog.audit import SYSTEM
 from sessions_app.agents import api_keys
 from sessions_app.models import Agent, ApiKey, KeyScope
-from tests.support.agent_client import make_agent_client
+from tests.support.agent_client import make_agent_client, make_group
 from tests.support.asgi_requests import send_api
 from tests.support.people import make_person
 from toolcrib.api import api
@@ -228,6 +228,35 @@ def test_a_problem_has_the_path_of_the_field_as_it_was_sent(
     assert response.status_code == 422
     [first, *_] = json.loads(response.content)["error"]["details"]["problems"]
     assert (first["at"], first["problem"][: len(problem)]) == (at, problem)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/groups", {"group_id": "a", "display_name": "A", "follows": "none"}),
+        ("PATCH", "/groups/own", {"follows": "none"}),
+        ("PUT", "/groups", {"group_ids": ["none"]}),
+        ("POST", "/groups/own/members", {"tool_names": ["none"]}),
+        ("PUT", "/groups/own/members", {"tool_names": ["none"]}),
+        ("PATCH", "/groups/own/members", {"tool_names": ["none"], "preload": True}),
+        ("DELETE", "/groups/own/members?tool_names=none", None),
+        ("POST", "/tools", {"name": "a", "inputSchema": {"type": "object"}, "group_id": "none"}),
+        ("POST", "/search/golden", {"query": "a", "tools": ["none"]}),
+        ("GET", "/search?query=a&agent=none", None),
+        ("POST", "/agents", {"name": "a", "groups": ["none"]}),
+        ("PATCH", "/agents/scout", {"groups": ["none"]}),
+        ("POST", "/rules/order", {"names": ["none"]}),
+        ("POST", "/rules/test", {"name": "none"}),
+        ("POST", "/rules", {"name": "a", "effect": "deny", "match": {"servers": ["none"]}}),
+        ("PATCH", "/settings", {"values": {"none": 1}}),
+    ],
+)
+def test_what_a_request_names_and_does_not_exist_is_a_422(method, path, body, admin_token, db):
+    make_group("own")
+    make_agent_client("scout")
+    data = b"" if body is None else json.dumps(body).encode()
+    response = send(method, f"/api/v1{path}", admin_token, data)
+    assert response.status_code == 422, response.content
 
 
 @pytest.mark.parametrize("path", ["/catalog", "/sessions/{id}/catalog"])
