@@ -208,19 +208,14 @@ def _safe_prefixes(groups: Sequence[GroupLine]) -> list[str]:
     A name without its prefix is never the name of another tool: a call by it runs that other tool.
     """
     full = {name for group in groups if not group.server_prefix for name in group.names}
-    own: dict[str, set[str]] = {}  # the names without server prefixes, by server prefix
-    for group in groups:
-        start = len(group.server_prefix)
-        own.setdefault(group.server_prefix, set()).update(name[start:] for name in group.names)
+    own = {name[len(group.server_prefix) :] for group in groups for name in group.names}
     return [_safe_prefix(group, full, own) for group in groups]
 
 
-def _safe_prefix(group: GroupLine, full: Collection[str], own: Mapping[str, set[str]]) -> str:
+def _safe_prefix(group: GroupLine, full: Collection[str], own: Collection[str]) -> str:
     server_prefix, prefix = group.server_prefix, group.prefix
-    if prefix != server_prefix:
-        short = {name[len(prefix) :] for name in group.names}
-        if not any(short & names for names in own.values()):
-            return prefix
+    if prefix != server_prefix and not any(name[len(prefix) :] in own for name in group.names):
+        return prefix
     if server_prefix and any(name[len(server_prefix) :] in full for name in group.names):
         return ""
     return server_prefix
