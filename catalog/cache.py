@@ -33,6 +33,7 @@ from catalog.models import (
     ToolState,
 )
 from catalog.models.search import MAX_AUTOMATIC_HINTS
+from catalog.rendering import GroupLine
 
 DEFINITIONS_PER_QUERY = 500
 HINT_PRIORITY = {source: rank for rank, source in enumerate(HintSource.values)}
@@ -246,6 +247,12 @@ class CachedGroup:
     @cached_property
     def offered_by_name(self) -> dict[str, CachedMember]:
         return {member.tool.name: member for member in self.offered}
+
+    @cached_property
+    def line(self) -> GroupLine:
+        """The group as catalogs list it; it may have no names."""
+        names = tuple(self.offered_by_name)
+        return GroupLine(self.group_id, self.display_name, self.description, names)
 
     @cached_property
     def offered_by_other_name(self) -> dict[str, list[str]]:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from toolcrib.lib.json_codec import canonical
@@ -15,6 +16,7 @@ from toolcrib.lib.text import is_hidden
 from toolcrib.lib.token_counter import count
 
 NAMES_IF_SHORTENED = 5  # at least; more where the budget has room
+MIN_NAMES_SHARING_WORDS = 5  # so many names that begin with the same words have them in the prefix
 # Of a group that omits this many names, the rest is counted by the first word of the names.
 MIN_COUNTED_BY_WORD, MAX_WORDS = 20, 40
 FIRST_WORD = re.compile(r"[a-z0-9]+|[A-Z]+[a-z0-9]*|.")
@@ -27,10 +29,9 @@ NAME_LIST = "Tools: "  # begins a description that only lists names
 LISTED_MORE = re.compile(r", and \d+ more$")
 
 DISPATCH_HEADER = (
-    "Most of your tools are not listed in full. Find one with search_tools, or load a group "
-    "below with load_tools to read its schemas; then run a tool with call_read_only_tool if it "
-    "only reads, else with deferred_tool_call. "
-    "If you know the arguments, call at once: a mistake comes back with the schema."
+    "You have more tools. Find one with search_tools, or read a group's schemas with load_tools; "
+    "run it with call_read_only_tool if it only reads, else deferred_tool_call. "
+    "If you know the arguments, call at once: a mistake returns the schema."
 )
 INJECT_HEADER = (
     "More tools can be added to yours. Find one with search_tools, or load a group below, whole "
@@ -65,9 +66,9 @@ class GroupLine:
     remaining: bool = False  # some tools are already loaded; `names` has only the others
 
     @cached_property
-    def prefix(self) -> str:
-        """The server prefix (`github__`) if all names share it, so that it is printed once."""
-        slug, separator, _ = self.names[0].partition("__")
+    def server_prefix(self) -> str:
+        """The server prefix (`github__`) if all names share it."""
+        slug, separator, _ = next(iter(self.names), "").partition("__")
         prefix = slug + separator
         shared = separator and all(
             name.startswith(prefix) and len(name) > len(prefix) for name in self.names
@@ -75,12 +76,25 @@ class GroupLine:
         return prefix if shared else ""
 
     @cached_property
+    def prefix(self) -> str:
+        """What all names begin with, printed once: the server prefix and whole words after it."""
+        return shared_prefix(self.names, self.server_prefix)
+
+    @cached_property
+    def by_short_name(self) -> dict[str, str]:
+        """The names by what the catalog prints of them, where that is less than the bare name."""
+        if self.prefix == self.server_prefix:
+            return {}
+        return {name[len(self.prefix) :]: name for name in self.names}
+
+    @cached_property
     def described_names(self) -> int:
         """How many of the first names a description lists that says nothing else, or 0."""
         if not self.description.startswith(NAME_LIST):
             return 0
         listed = LISTED_MORE.sub("", self.description.removeprefix(NAME_LIST)).split(", ")
-        bare = [name_in_words(name[len(self.prefix) :]) for name in self.names[: len(listed)]]
+        start = len(self.server_prefix)
+        bare = [name_in_words(name[start:]) for name in self.names[: len(listed)]]
         return len(listed) if listed == bare else 0
 
     @cached_property
@@ -112,10 +126,11 @@ class _Draft:
     described: bool = True
     included: bool = True
     word_count: int = 0  # first words of other names rendered
-    has_prefix: bool = True  # printed once; otherwise names are printed in full
+    prefix: str = ""  # of all names, printed once
 
     def render(self) -> str:
-        prefix = self.line.prefix if self.has_prefix else ""
+        # Words that the names share are of use only before names.
+        prefix = self.prefix if self.name_count or not self.prefix else self.line.server_prefix
         total = len(self.line.names)
         noun = f"{'remaining ' if self.line.remaining else ''}tool{'' if total == 1 else 's'}"
         label = one_line(self.line.display_name)
@@ -123,8 +138,10 @@ class _Draft:
         repeats_names = 0 < self.line.described_names <= self.name_count
         if self.described and not repeats_names:
             description = one_line(self.line.description)[:MAX_DESCRIPTION_LENGTH]
-        head = f"{label}: {description}" if description else label
-        text = f"- `{self.line.group_id}` — {head} ({total} {noun}"
+        if f"mcp:{label}" == self.line.group_id:  # the id says it already
+            label = ""
+        head = f" — {': '.join(filter(None, (label, description)))}" if label or description else ""
+        text = f"- `{self.line.group_id}`{head} ({total} {noun}"
         text += f", {prefix}…)\n" if prefix else ")\n"
         if self.name_count:
             names = [name[len(prefix) :] for name in self.line.names[: self.name_count]]
@@ -154,11 +171,11 @@ def catalog(groups: Sequence[GroupLine], *, header: str, budget: int) -> Catalog
         return Catalog("", 0, None)
     head = header.rstrip() + "\n\n"
     free = budget - count(head)
-    in_full = _groups_with_clashes(groups)
+    prefixes = _safe_prefixes(groups)
     for _ in range(MAX_FITS):
         drafts = [
-            _Draft(group, len(group.names), has_prefix=group.group_id not in in_full)
-            for group in groups
+            _Draft(group, len(group.names), prefix=prefix)
+            for group, prefix in zip(groups, prefixes, strict=True)
         ]
         _fit(drafts, free)
         text = head + "".join(draft.render() for draft in drafts if draft.included)
@@ -172,22 +189,41 @@ def catalog(groups: Sequence[GroupLine], *, header: str, budget: int) -> Catalog
     return Catalog(text, tokens, _left_out(drafts))
 
 
-def _groups_with_clashes(groups: Sequence[GroupLine]) -> set[str]:
-    """Return the groups in which a name without its prefix is the full name of another tool.
+def shared_prefix(names: Sequence[str], server_prefix: str) -> str:
+    """Return the server prefix and the words that all names begin with after it, if many do."""
+    if not server_prefix or len(names) < MIN_NAMES_SHARING_WORDS:
+        return server_prefix
+    first, last = min(names), max(names)
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    common = first[: sum(1 for _ in pairs)]
+    end = max(common.rfind("_"), common.rfind("-")) + 1
+    if end <= len(server_prefix) or any(len(name) == end for name in names):
+        return server_prefix
+    return common[:end]
 
-    A call by such a name runs that other tool, so their names are printed in full.
+
+def _safe_prefixes(groups: Sequence[GroupLine]) -> list[str]:
+    """Return the prefix that each group prints once: its longest, the server prefix, or none.
+
+    A name without its prefix is never the name of another tool: a call by it runs that other tool.
     """
-    full = {name for group in groups if not group.prefix for name in group.names}
-    return {
-        group.group_id
-        for group in groups
-        if group.prefix and any(name[len(group.prefix) :] in full for name in group.names)
-    }
+    full = {name for group in groups if not group.server_prefix for name in group.names}
+    own = {name[len(group.server_prefix) :] for group in groups for name in group.names}
+    return [_safe_prefix(group, full, own) for group in groups]
+
+
+def _safe_prefix(group: GroupLine, full: Collection[str], own: Collection[str]) -> str:
+    server_prefix, prefix = group.server_prefix, group.prefix
+    if prefix != server_prefix and not any(name[len(prefix) :] in own for name in group.names):
+        return prefix
+    if server_prefix and any(name[len(server_prefix) :] in full for name in group.names):
+        return ""
+    return server_prefix
 
 
 def group_lines(groups: Sequence[GroupLine], max_bytes: int) -> str:
     """Render the groups' lines without names, within `max_bytes`, then the number omitted."""
-    lines = [_Draft(group, 0).render() for group in groups if group.names]
+    lines = [_Draft(group, 0, prefix=group.prefix).render() for group in groups if group.names]
     sizes = [len(line.encode()) for line in lines]
     if sum(sizes) <= max_bytes:
         return "".join(lines)
@@ -433,14 +469,14 @@ def meta_tools(strategy: str, *, has_scripts: bool = False) -> list[dict[str, An
     tools = [
         (
             "search_tools",
-            "Find tools. Ask for what a tool does: verb, object and product, as in "
-            "'create issue github'; one query for each need, several at once in queries.",
+            "Find tools by verb, object and product, as in 'create issue github'; one query for "
+            "each need, several at once in queries.",
             _object(
                 {
                     "query": text,
                     "queries": {"type": "array", "items": text, "maxItems": 4},
                     "pattern": {**text, "description": "RE2"},
-                    "name": {**text, "description": "Exact name: loads the tool, with schema"},
+                    "name": {**text, "description": "Exact name: loads the tool"},
                     "server": text,
                     "limit": {"type": "integer"},
                     "detail": detail,
@@ -449,7 +485,7 @@ def meta_tools(strategy: str, *, has_scripts: bool = False) -> list[dict[str, An
         ),
         (
             "load_tools",
-            "Load a group's tools, all or those named, and read their schemas."
+            "Read schemas of a group's tools, all or those named."
             if strategy == "dispatch"
             else "Add a group's tools to yours, all or those named.",
             _object(

@@ -39,6 +39,7 @@ from servers.secret import Secret
 from servers.sync import connection_test, scheduling
 from servers.sync.connection_test import ConnectionTestResult
 from toolcrib.lib.api_schemas import (
+    CONFLICTS,
     ERRORS,
     Cursor,
     Integer,
@@ -254,7 +255,7 @@ def list_servers(
     return {"items": items, "next_cursor": next_cursor}
 
 
-@router.post("", response={201: ServerOut, **ERRORS})
+@router.post("", response={201: ServerOut, **ERRORS, **CONFLICTS})
 def create_server(request: HttpRequest, response: HttpResponse, body: ServerIn) -> Status[Server]:
     """Register a server, and queue its first sync. A command needs its confirmation."""
     taken = set(Server.objects.values_list("slug", flat=True))
@@ -270,7 +271,7 @@ def create_server(request: HttpRequest, response: HttpResponse, body: ServerIn) 
     return Status(201, find_server(server.slug))
 
 
-@router.post("/test", response={200: ConnectionTestResult, **ERRORS})
+@router.post("/test", response={200: ConnectionTestResult, **ERRORS, **CONFLICTS})
 def test_server_draft(request: HttpRequest, body: ServerIn) -> ConnectionTestResult:
     """Test a connection without registering the server. For stdio this runs the command."""
     slug = body.slug or make_slug(body.name, set())
@@ -336,7 +337,7 @@ def list_server_features(
     return {"items": list(features_of(server.slug, page)), "next_cursor": next_cursor}
 
 
-@router.patch("/{slug}", response={200: ServerOut, **ERRORS})
+@router.patch("/{slug}", response={200: ServerOut, **ERRORS, **CONFLICTS})
 def edit_server(request: HttpRequest, slug: str, body: ServerEdit) -> Server:
     """Change the fields in the request. A new connection is synced at once."""
     server, actor = find_server(slug), key_actor(request)
@@ -372,7 +373,7 @@ def delete_server_tools(request: HttpRequest, slug: str) -> dict[str, int]:
     return {"removed": server_actions.remove_tools(find_server(slug), actor=key_actor(request))}
 
 
-@router.put("/{slug}/credentials", response={200: ServerOut, **ERRORS})
+@router.put("/{slug}/credentials", response={200: ServerOut, **ERRORS, **CONFLICTS})
 def set_server_credentials(request: HttpRequest, slug: str, body: CredentialsIn) -> Server:
     """Set credentials; null deletes one. Values are never returned.
 
@@ -401,7 +402,7 @@ def sync_server(request: HttpRequest, slug: str) -> Status[dict[str, str]]:
     return Status(202, {"status": "asked"})
 
 
-@router.post("/{slug}/test", response={200: ConnectionTestResult, **ERRORS})
+@router.post("/{slug}/test", response={200: ConnectionTestResult, **ERRORS, **CONFLICTS})
 def test_server(request: HttpRequest, slug: str) -> ConnectionTestResult:
     """Connect to a server and list its tools, without saving anything."""
     return connection_test.test_server(find_server(slug), actor=key_actor(request))

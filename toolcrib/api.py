@@ -167,7 +167,10 @@ def seal_cursors(operation: Callable[..., Any]) -> Callable[..., Any]:
 api = DescribedAPI(
     title="Toolcrib",
     version=settings.VERSION,
-    description="Register MCP servers, sync and review their tools, and hand them to agents.",
+    description="Register MCP servers, sync and review their tools, and hand them to agents. Each "
+    "operation lists the statuses that it can answer. Any request may also be answered 405 (with "
+    "`Allow`: the path has no such method), 408 (the body arrives too slowly), 421 (a host name "
+    "that is not Toolcrib's) or 500 (a bug), in the same format.",
     auth=KeyAuth(),
     parser=StrictParser(),
     docs_decorator=for_known_readers,

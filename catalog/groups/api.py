@@ -8,6 +8,7 @@ from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router, Schema, Status
 from pydantic import Field, StrictBool
+from pydantic.json_schema import SkipJsonSchema
 
 from catalog import cache
 from catalog.cache import CachedGroup, is_preloaded
@@ -20,6 +21,7 @@ from catalog.groups.health import Drift
 from catalog.groups.lints import Lint
 from catalog.models import Group, Membership, ToolState
 from toolcrib.lib.api_schemas import (
+    CONFLICTS,
     ERRORS,
     Cursor,
     Integer,
@@ -123,12 +125,13 @@ class GroupIn(Strict):
 
 
 class GroupEdit(Strict):
-    group_id: str | None = None
-    display_name: str | None = None
-    description: str | None = None
-    preload_default: StrictBool | None = None
-    deferred: StrictBool | None = None
-    position: Integer | None = None
+    # Null is refused where it is not in the schema: it would not say what to change.
+    group_id: str | SkipJsonSchema[None] = None
+    display_name: str | SkipJsonSchema[None] = None
+    description: str | SkipJsonSchema[None] = None
+    preload_default: StrictBool | SkipJsonSchema[None] = None
+    deferred: StrictBool | SkipJsonSchema[None] = None
+    position: Integer | SkipJsonSchema[None] = None
     follows: str | None = None  # slug of the server to mirror; null stops mirroring
 
 
@@ -245,7 +248,7 @@ def list_groups(request: HttpRequest, limit: Limit = 50, cursor: Cursor = "") ->
     return {"items": items, "next_cursor": next_cursor}
 
 
-@router.post("", response={201: GroupDetail, **ERRORS})
+@router.post("", response={201: GroupDetail, **ERRORS, **CONFLICTS})
 def create_group(
     request: HttpRequest, response: HttpResponse, body: GroupIn
 ) -> Status[dict[str, Any]]:
@@ -255,7 +258,7 @@ def create_group(
     return Status(201, _detail(write.group.group_id, write))
 
 
-@router.put("", response={200: Undoable, **ERRORS})
+@router.put("", response={200: Undoable, **ERRORS, **CONFLICTS})
 def order_groups(request: HttpRequest, body: GroupOrderIn) -> dict[str, Any]:
     """Put these groups first, in this order; the others keep their order."""
     write = actions.order(body.group_ids, actor=key_actor(request))
@@ -268,7 +271,7 @@ def get_group(request: HttpRequest, group_id: str) -> dict[str, Any]:
     return _detail(group_id)
 
 
-@router.patch("/{group_id}", response={200: GroupDetail, **ERRORS})
+@router.patch("/{group_id}", response={200: GroupDetail, **ERRORS, **CONFLICTS})
 def edit_group(request: HttpRequest, group_id: str, body: GroupEdit) -> dict[str, Any]:
     """Change the fields that are sent; `follows: null` stops mirroring a server."""
     values = body.model_dump(exclude_unset=True)
@@ -287,7 +290,7 @@ def edit_group(request: HttpRequest, group_id: str, body: GroupEdit) -> dict[str
     return _detail(edited.group.group_id, edited, moved)
 
 
-@router.delete("/{group_id}", response={200: Undoable, **ERRORS})
+@router.delete("/{group_id}", response={200: Undoable, **ERRORS, **CONFLICTS})
 def delete_group(request: HttpRequest, group_id: str) -> dict[str, Any]:
     """Delete a group. Undo restores it with its members and agents."""
     write = actions.delete(actions.find_group(group_id), actor=key_actor(request))
@@ -312,7 +315,7 @@ def list_group_members(
     }
 
 
-@router.post("/{group_id}/members", response={200: GroupDetail, **ERRORS})
+@router.post("/{group_id}/members", response={200: GroupDetail, **ERRORS, **CONFLICTS})
 def add_group_members(request: HttpRequest, group_id: str, body: AssignIn) -> dict[str, Any]:
     """Add tools by public name; existing members stay unchanged."""
     group, tools = actions.find_group(group_id), actions.find_tools(body.tool_names)
@@ -320,7 +323,7 @@ def add_group_members(request: HttpRequest, group_id: str, body: AssignIn) -> di
     return _detail(group_id, write)
 
 
-@router.delete("/{group_id}/members", response={200: GroupDetail, **ERRORS})
+@router.delete("/{group_id}/members", response={200: GroupDetail, **ERRORS, **CONFLICTS})
 def remove_group_members(
     request: HttpRequest,
     group_id: str,
@@ -335,7 +338,7 @@ def remove_group_members(
     return _detail(group_id, write)
 
 
-@router.put("/{group_id}/members", response={200: GroupDetail, **ERRORS})
+@router.put("/{group_id}/members", response={200: GroupDetail, **ERRORS, **CONFLICTS})
 def order_group_members(request: HttpRequest, group_id: str, body: ToolsIn) -> dict[str, Any]:
     """Put these members first, in this order; the others keep their order."""
     group = actions.find_group(group_id)
@@ -343,7 +346,7 @@ def order_group_members(request: HttpRequest, group_id: str, body: ToolsIn) -> d
     return _detail(group_id, write)
 
 
-@router.patch("/{group_id}/members", response={200: GroupDetail, **ERRORS})
+@router.patch("/{group_id}/members", response={200: GroupDetail, **ERRORS, **CONFLICTS})
 def edit_group_members(
     request: HttpRequest, group_id: str, body: MemberPreloadIn
 ) -> dict[str, Any]:
@@ -354,7 +357,7 @@ def edit_group_members(
 
 
 # Declared last, so that a group may have the id `undo`.
-@router.post("/undo/{audit_id}", response={200: Undoable, **ERRORS})
+@router.post("/undo/{audit_id}", response={200: Undoable, **ERRORS, **CONFLICTS})
 def undo_group_write(request: HttpRequest, audit_id: int) -> dict[str, Any]:
     """Undo one write to a group by the id of its audit entry."""
     write = group_undo.undo(group_undo.find_entry(audit_id), actor=key_actor(request))

@@ -11,7 +11,7 @@ from pydantic import Field
 from catalog.hints import actions, exchange
 from catalog.models import HintKind, HintSource, ToolHint
 from catalog.tools.queries import find_tool
-from toolcrib.lib.api_schemas import ERRORS, Cursor, Limit, Strict, choices, set_location
+from toolcrib.lib.api_schemas import CONFLICTS, ERRORS, Cursor, Limit, Strict, choices, set_location
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import cut_page, parse_id
 from toolcrib.lib.roles import key_actor
@@ -101,7 +101,7 @@ def list_tool_hints(
     return {"items": items, "next_cursor": next_cursor}
 
 
-@router.post("/tools/{name}/hints", response={201: HintOut, **ERRORS})
+@router.post("/tools/{name}/hints", response={201: HintOut, **ERRORS, **CONFLICTS})
 def create_tool_hint(
     request: HttpRequest, response: HttpResponse, name: str, body: HintIn
 ) -> Status[ToolHint]:
@@ -117,7 +117,7 @@ def get_tool_hint(request: HttpRequest, name: str, hint_id: int) -> ToolHint:
     return actions.find(find_tool(name), hint_id)
 
 
-@router.patch("/tools/{name}/hints/{hint_id}", response={200: HintOut, **ERRORS})
+@router.patch("/tools/{name}/hints/{hint_id}", response={200: HintOut, **ERRORS, **CONFLICTS})
 def edit_tool_hint(request: HttpRequest, name: str, hint_id: int, body: HintEdit) -> ToolHint:
     """Change the text of a hint, whose source is then admin."""
     hint = actions.find(find_tool(name), hint_id)
@@ -131,7 +131,7 @@ def delete_tool_hint(request: HttpRequest, name: str, hint_id: int) -> Status[No
     return Status(204, None)
 
 
-@router.post("/tools/{name}/hints/{hint_id}/accept", response={200: HintOut, **ERRORS})
+@router.post("/tools/{name}/hints/{hint_id}/accept", response={200: HintOut, **ERRORS, **CONFLICTS})
 def accept_tool_hint(request: HttpRequest, name: str, hint_id: int) -> ToolHint:
     """Apply a hint from one agent's use to the searches of all agents."""
     return actions.accept(actions.find(find_tool(name), hint_id), actor=key_actor(request))

@@ -217,7 +217,7 @@ def _response_tokens(hits: Sequence[Searchable], strategy: str, total: int) -> i
         ],
         "more": [tool.name for tool in hits[SHOWN_HITS:]],
         "newly_loaded": 0,
-        "message": f"Found {total} tools, the best {len(hits)} shown. {NEXT_STEP}",
+        "message": f"Best {len(hits)} of {total} tools. {NEXT_STEP}",
     }
     rendering.shorten_search_response(response, MAX_TOKENS)
     return count(canonical(response))

@@ -26,7 +26,7 @@ from catalog.tools import actions as tool_actions
 from catalog.tools import overrides
 from catalog.tools.detail import effective_tool
 from catalog.tools.queries import find_tool
-from toolcrib.lib.api_schemas import ERRORS, Cursor, Limit, Strict, choices, set_location
+from toolcrib.lib.api_schemas import CONFLICTS, ERRORS, Cursor, Limit, Strict, choices, set_location
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import cut_page, parse_id
 from toolcrib.lib.roles import Actor, key_actor
@@ -225,7 +225,7 @@ def list_tools(
     return {"items": [serialize_tool(tool) for tool in items], "next_cursor": next_cursor}
 
 
-@router.post("/tools", response={201: ToolDetail, **ERRORS}, tags=["tools"])
+@router.post("/tools", response={201: ToolDetail, **ERRORS, **CONFLICTS}, tags=["tools"])
 def create_custom_tool(
     request: HttpRequest, response: HttpResponse, body: Body[dict[str, Any]]
 ) -> Status[dict[str, Any]]:
@@ -258,7 +258,7 @@ def lint_tool(request: HttpRequest, name: str) -> dict[str, Any]:
     return {"tool_name": tool.public_name, "lints": [vars(lint) for lint in lints]}
 
 
-@router.patch("/tools/{name}", response={200: ToolDetail, **ERRORS}, tags=["tools"])
+@router.patch("/tools/{name}", response={200: ToolDetail, **ERRORS, **CONFLICTS}, tags=["tools"])
 def edit_tool(request: HttpRequest, name: str, body: ToolEdit) -> dict[str, Any]:
     """Change the fields in the request: overrides, policies and examples."""
     tool, actor = find_tool(name), key_actor(request)
@@ -288,7 +288,7 @@ def _override(tool: Tool, body: ToolEdit, actor: Actor) -> None:
         overrides.override_parameters(tool, rows, actor=actor)
 
 
-@router.put("/tools/{name}", response={200: ToolDetail, **ERRORS}, tags=["tools"])
+@router.put("/tools/{name}", response={200: ToolDetail, **ERRORS, **CONFLICTS}, tags=["tools"])
 def replace_custom_tool(
     request: HttpRequest, name: str, body: Body[dict[str, Any]]
 ) -> dict[str, Any]:
@@ -302,14 +302,16 @@ def replace_custom_tool(
     return _serialize_detail(name)
 
 
-@router.delete("/tools/{name}", response={204: None, **ERRORS}, tags=["tools"])
+@router.delete("/tools/{name}", response={204: None, **ERRORS, **CONFLICTS}, tags=["tools"])
 def delete_custom_tool(request: HttpRequest, name: str) -> Status[None]:
     """Delete a custom tool."""
     tool_actions.delete_custom_tool(find_tool(name), actor=key_actor(request))
     return Status(204, None)
 
 
-@router.post("/tools/{name}/approve", response={200: ToolDetail, **ERRORS}, tags=["tools"])
+@router.post(
+    "/tools/{name}/approve", response={200: ToolDetail, **ERRORS, **CONFLICTS}, tags=["tools"]
+)
 def approve_tool(request: HttpRequest, name: str, sha256: str = "") -> dict[str, Any]:
     """Approve the definition that awaits review. Agents get it from now on."""
     approval_actions.approve(find_tool(name), actor=key_actor(request), sha256=sha256)
@@ -318,7 +320,7 @@ def approve_tool(request: HttpRequest, name: str, sha256: str = "") -> dict[str,
 
 @router.post(
     "/tools/{name}/undo-approval",
-    response={200: ToolDetail, **ERRORS},
+    response={200: ToolDetail, **ERRORS, **CONFLICTS},
     tags=["tools"],
 )
 def undo_tool_approval(request: HttpRequest, name: str) -> dict[str, Any]:
@@ -330,7 +332,9 @@ def undo_tool_approval(request: HttpRequest, name: str) -> dict[str, Any]:
     return _serialize_detail(name)
 
 
-@router.post("/tools/{name}/keep-old", response={200: ToolDetail, **ERRORS}, tags=["tools"])
+@router.post(
+    "/tools/{name}/keep-old", response={200: ToolDetail, **ERRORS, **CONFLICTS}, tags=["tools"]
+)
 def reject_tool_change(request: HttpRequest, name: str, sha256: str = "") -> dict[str, Any]:
     """Reject the definition that awaits review. Agents keep the approved one."""
     approval_actions.keep_old(find_tool(name), actor=key_actor(request), sha256=sha256)

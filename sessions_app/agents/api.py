@@ -15,6 +15,7 @@ from sessions_app.agents import api_keys
 from sessions_app.agents.queries import agents_with_counts, find_agent, key_state
 from sessions_app.models import Agent, ApiKey, KeyScope, Mode, Strategy
 from toolcrib.lib.api_schemas import (
+    CONFLICTS,
     ERRORS,
     Cursor,
     Integer,
@@ -154,7 +155,7 @@ def list_agents(request: HttpRequest, limit: Limit = 50, cursor: Cursor = "") ->
     return {"items": [agent_body(agent) for agent in items], "next_cursor": next_cursor}
 
 
-@router.post("/agents", response={201: AgentOut, **ERRORS}, tags=["agents"])
+@router.post("/agents", response={201: AgentOut, **ERRORS, **CONFLICTS}, tags=["agents"])
 def create_agent(
     request: HttpRequest, response: HttpResponse, body: AgentIn
 ) -> Status[dict[str, Any]]:
@@ -175,7 +176,7 @@ def get_agent(request: HttpRequest, name: str) -> dict[str, Any]:
     return agent_body(find_agent(name))
 
 
-@router.patch("/agents/{name}", response={200: AgentOut, **ERRORS}, tags=["agents"])
+@router.patch("/agents/{name}", response={200: AgentOut, **ERRORS, **CONFLICTS}, tags=["agents"])
 def edit_agent(request: HttpRequest, name: str, body: AgentEdit) -> dict[str, Any]:
     """Update the fields in the request atomically. `groups` replaces the ordered list."""
     actor = key_actor(request)
@@ -238,20 +239,20 @@ def list_keys(
     return _key_page(limit, cursor, **({"scope": scope} if scope else {}))
 
 
-@router.get("/keys/{key}", response={200: KeyOut, **ERRORS}, tags=["keys"])
+@router.get("/keys/{key}", response={200: KeyOut, **ERRORS, **CONFLICTS}, tags=["keys"])
 def get_key(request: HttpRequest, key: str) -> dict[str, Any]:
     """Get a key by its id or prefix."""
     return key_body(api_keys.find_key_by_reference(key))
 
 
-@router.post("/keys/{key}/rotate", response={201: NewKey, **ERRORS}, tags=["keys"])
+@router.post("/keys/{key}/rotate", response={201: NewKey, **ERRORS, **CONFLICTS}, tags=["keys"])
 def rotate_key(request: HttpRequest, response: HttpResponse, key: str) -> Status[dict[str, Any]]:
     """Create a replacement key. The old key stays valid for 24 hours."""
     new, text = api_keys.rotate(api_keys.find_key_by_reference(key), actor=key_actor(request))
     return _new_key(response, new, text)
 
 
-@router.post("/keys/{key}/revoke", response={200: KeyOut, **ERRORS}, tags=["keys"])
+@router.post("/keys/{key}/revoke", response={200: KeyOut, **ERRORS, **CONFLICTS}, tags=["keys"])
 def revoke_key(request: HttpRequest, key: str) -> dict[str, Any]:
     """Revoke a key. It is rejected from the next request on."""
     row = api_keys.find_key_by_reference(key)

@@ -150,7 +150,7 @@ def find_key_by_reference(reference: str) -> ApiKey:
     else:
         rows = list(keys.filter(prefix=reference)[:3]) if reference.isprintable() else []
     if not rows:
-        raise NotFound("Key not found.", hint="Use its id or its prefix (tcb_……).")
+        raise NotFound("Key not found.", hint="Use its id or its prefix (tcb_…).")
     if len(rows) > 1:
         raise Conflict("Several keys have this prefix.", hint="Use the key's id.")
     return rows[0]

@@ -11,7 +11,16 @@ from sessions_app.held_calls import actions
 from sessions_app.held_calls.queries import STATES, call_body, grant_body, record_read
 from sessions_app.models import Approver, Call, CallState, Grant
 from sessions_app.sessions import lifecycle
-from toolcrib.lib.api_schemas import ERRORS, Cursor, Integer, Limit, Number, Strict, choices
+from toolcrib.lib.api_schemas import (
+    CONFLICTS,
+    ERRORS,
+    Cursor,
+    Integer,
+    Limit,
+    Number,
+    Strict,
+    choices,
+)
 from toolcrib.lib.errors import Invalid, ToolcribError
 from toolcrib.lib.pagination import cut_page, parse_id
 from toolcrib.lib.payloads import check_value
@@ -122,7 +131,7 @@ def list_held_calls(request: HttpRequest, options: Query[ListIn]) -> dict[str, A
     return {"items": [call_body(call) for call in page], "next_cursor": cursor}
 
 
-@router.post("/calls/{call_id}/decision", response={200: HeldCallOut, **ERRORS})
+@router.post("/calls/{call_id}/decision", response={200: HeldCallOut, **ERRORS, **CONFLICTS})
 def decide_call(request: HttpRequest, call_id: str, body: DecisionIn) -> dict[str, Any]:
     """Allow a held call, once or for its session, or deny it."""
     return call_body(actions.find_call(_decide(request, call_id, body).call_id))

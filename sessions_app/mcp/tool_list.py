@@ -19,14 +19,14 @@ from sessions_app.sessions.snapshots import Pin, surface_of
 
 Object = dict[str, Any]
 Fits = Callable[[Object], bool]
-ERRORS = "A rejected call comes back with what is wrong and, where it helps, the schema."
+ERRORS = "A rejected call returns what is wrong and, where it helps, the schema."
 DISPATCH_INSTRUCTIONS = (
-    "There are more tools than the list shows: find one with search_tools, read schemas with "
-    "load_tools, run it with call_read_only_tool if it only reads, else with "
-    f"deferred_tool_call. {ERRORS}"
+    "You have more tools than the list shows: find one with search_tools, read schemas with "
+    "load_tools, run it with call_read_only_tool if it only reads, else deferred_tool_call. "
+    f"{ERRORS}"
 )
 INJECT_INSTRUCTIONS = (
-    "There are more tools than the list shows: find one with search_tools and add it with "
+    "You have more tools than the list shows: find one with search_tools and add it with "
     f"load_tools, then call it like any other. {ERRORS}"
 )
 MAX_DESCRIPTION_BYTES = 2_000  # clients truncate longer descriptions, and instructions

@@ -12,8 +12,8 @@ from sessions_app.playground import golden_runs
 from sessions_app.playground import search as playground_search
 from sessions_app.usage import searches
 from sessions_app.usage.filters import RANGES, UsageFilter
-from toolcrib.lib.api_schemas import ERRORS, Cursor, Limit, Strict, choices, set_location
-from toolcrib.lib.errors import Invalid
+from toolcrib.lib.api_schemas import CONFLICTS, ERRORS, Cursor, Limit, Strict, choices, set_location
+from toolcrib.lib.errors import Invalid, InvalidRequest, NotFound
 from toolcrib.lib.pagination import check_limit, cut_page, parse_id
 from toolcrib.lib.roles import key_actor
 
@@ -82,6 +82,7 @@ class MissedOut(Schema):
     uncalled: list[dict[str, Any]]
     agents: list[dict[str, Any]]
     groups: list[dict[str, Any]]
+    next_cursor: str | None
 
 
 @router.get("", response={200: dict[str, Any], **ERRORS})
@@ -107,6 +108,8 @@ def try_search(
         limit=0 if limit is None else max(1, min(50, limit)),
     )
     result = playground_search.run_query(params)
+    if isinstance(result.error, NotFound):
+        raise InvalidRequest([{"loc": ("query", "agent"), "msg": "there is no such agent"}])
     if result.error:
         raise result.error
     return {
@@ -129,7 +132,7 @@ def list_golden_queries(
     return {"items": items, "next_cursor": next_cursor}
 
 
-@router.post("/golden", response={201: GoldenOut, **ERRORS})
+@router.post("/golden", response={201: GoldenOut, **ERRORS, **CONFLICTS})
 def create_golden_query(
     request: HttpRequest, response: HttpResponse, body: GoldenIn
 ) -> Status[GoldenQuery]:
@@ -152,7 +155,7 @@ def get_golden_standing(request: HttpRequest, limit: Limit = 10) -> dict[str, An
     }
 
 
-@router.post("/golden/run", response={200: RunOut, **ERRORS})
+@router.post("/golden/run", response={200: RunOut, **ERRORS, **CONFLICTS})
 def run_golden_queries(request: HttpRequest) -> GoldenRun:
     """Run all golden queries now, even if the catalog has not changed."""
     return golden_runs.run_now()
@@ -184,11 +187,17 @@ def list_unmet_searches(
     within: Annotated[str, choices(RANGES)] = "30d",
     agent: str = "",
     group: str = "",
+    limit: Limit = searches.PAGE,
+    cursor: Cursor = "",
 ) -> dict[str, Any]:
-    """List unmet searches: no results, abandoned, and loads that were never called."""
+    """List unmet searches: no results, abandoned, and loads that were never called.
+
+    `limit` and `cursor` apply to each of the lists; a list that ends before the others is empty.
+    """
     if within not in RANGES:
         raise Invalid(f"within must be one of {', '.join(RANGES)}.")
     filters = UsageFilter(
         within=within, agent=agent.replace("\0", ""), group=group.replace("\0", "")
     )
-    return searches.report(filters).as_json() | {"since": filters.since}
+    page = searches.report(filters, limit=None).page(limit, cursor)
+    return page | {"since": filters.since}

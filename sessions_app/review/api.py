@@ -13,7 +13,7 @@ from sessions_app.dispatch import dispatcher
 from sessions_app.review import queries as review_queries
 from sessions_app.sessions import lifecycle
 from sessions_app.sessions.schemas import CallOut
-from toolcrib.lib.api_schemas import ERRORS, Strict
+from toolcrib.lib.api_schemas import CONFLICTS, ERRORS, Strict
 from toolcrib.lib.payloads import check_value
 from toolcrib.lib.roles import key_actor
 
@@ -35,7 +35,12 @@ def export_session(request: HttpRequest, session_id: str) -> dict[str, Any]:
     return review_queries.export_session(session)
 
 
-@router.post("/tools/{name}/try", response={200: CallOut, **ERRORS}, by_alias=True, tags=["tools"])
+@router.post(
+    "/tools/{name}/try",
+    response={200: CallOut, **ERRORS, **CONFLICTS},
+    by_alias=True,
+    tags=["tools"],
+)
 async def try_tool(request: HttpRequest, name: str, body: TryIn) -> HttpResponse:
     """Call a tool outside any session, as an admin. The call is recorded as a trial."""
     check_value(body.arguments, "/arguments")

@@ -15,6 +15,7 @@ from sessions_app.rules.replay import replay
 from sessions_app.rules.schemas import MatchIn, RuleEdit, RuleIn
 from sessions_app.rules.validation import InvalidRule, check_match
 from toolcrib.lib.api_schemas import (
+    CONFLICTS,
     ERRORS,
     AgentBody,
     Cursor,
@@ -23,6 +24,7 @@ from toolcrib.lib.api_schemas import (
     choices,
     set_location,
 )
+from toolcrib.lib.errors import NotFound
 from toolcrib.lib.pagination import cut_list, cut_page, parse_id
 from toolcrib.lib.roles import key_actor
 
@@ -110,7 +112,7 @@ def list_rules(request: HttpRequest, limit: Limit = 50, cursor: Cursor = "") -> 
     return {"items": [shown.body for shown in show_rules(items)], "next_cursor": next_cursor}
 
 
-@router.post("", response={201: RuleOut, **ERRORS})
+@router.post("", response={201: RuleOut, **ERRORS, **CONFLICTS})
 def create_rule(
     request: HttpRequest, response: HttpResponse, body: RuleIn
 ) -> Status[dict[str, Any]]:
@@ -136,7 +138,10 @@ def test_rule(request: HttpRequest, body: TestIn) -> Any:
     if (body.name is None) == (body.match is None):
         raise InvalidRule([("match", "send either a match or the name of a rule")])
     if body.match is None:
-        rule = find_rule(body.name or "")
+        try:
+            rule = find_rule(body.name or "")
+        except NotFound as error:
+            raise InvalidRule([("name", "there is no such rule")]) from error
     else:
         if body.effect not in ("allow", "hold", "deny"):
             raise InvalidRule([("effect", "the effect is allow, hold or deny")])
@@ -150,7 +155,7 @@ def get_rule(request: HttpRequest, name: str) -> dict[str, Any]:
     return show_rule(find_rule(name)).body
 
 
-@router.patch("/{name}", response={200: RuleOut, **ERRORS})
+@router.patch("/{name}", response={200: RuleOut, **ERRORS, **CONFLICTS})
 def edit_rule(request: HttpRequest, name: str, body: RuleEdit) -> dict[str, Any]:
     """Change the fields in the request. `match` replaces the whole match."""
     rule = actions.edit(find_rule(name), body, actor=key_actor(request))
@@ -177,7 +182,7 @@ def list_rule_presets(
     return {"items": page, "next_cursor": next_cursor}
 
 
-@presets_router.post("/{key}/create", response={201: RuleOut, **ERRORS})
+@presets_router.post("/{key}/create", response={201: RuleOut, **ERRORS, **CONFLICTS})
 def create_preset_rule(
     request: HttpRequest, response: HttpResponse, key: str, body: PresetIn
 ) -> Status[dict[str, Any]]:

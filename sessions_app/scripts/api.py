@@ -24,7 +24,7 @@ from sessions_app.sessions.loading import SessionLoads
 from sessions_app.sessions.schemas import WaitIn
 from sessions_app.sessions.scope import scope_of_session
 from sessions_app.sessions.surface import context_of
-from toolcrib.lib.api_schemas import ERROR_BODIES
+from toolcrib.lib.api_schemas import CONFLICTS, ERROR_BODIES
 from toolcrib.lib.errors import NotFound
 from toolcrib.lib.payloads import check_value
 from toolcrib.lib.token_counter import count
@@ -32,7 +32,7 @@ from toolcrib.lib.token_counter import count
 router = Router(tags=["scripts"])
 
 
-@router.get("/sessions/{session_id}/sdk", response={200: SdkOut, **AGENT_ERRORS})
+@router.get("/sessions/{session_id}/sdk", response={200: SdkOut, **AGENT_ERRORS, **CONFLICTS})
 @charged(CATALOG_COST)
 def get_sdk(request: HttpRequest, session_id: str, options: Query[SdkIn]) -> dict[str, Any]:
     """Get the session's tools as typed functions, in Python or TypeScript."""
@@ -69,7 +69,7 @@ def get_sdk(request: HttpRequest, session_id: str, options: Query[SdkIn]) -> dic
 
 @router.post(
     "/sessions/{session_id}/scripts",
-    response={200: ScriptRunOut, **CALL_ERRORS, 501: ERROR_BODIES[501]},
+    response={200: ScriptRunOut, **CALL_ERRORS, **CONFLICTS, 501: ERROR_BODIES[501]},
     openapi_extra={"parameters": [KEY_PARAMETER]},
 )
 def run_script(request: HttpRequest, session_id: str, body: ScriptIn) -> HttpResponse:

@@ -26,6 +26,7 @@ from sessions_app.review.queries import SessionFilter
 from sessions_app.sessions import lifecycle, loading, schemas, servers, surface
 from sessions_app.sessions.scope import scope_of_session
 from toolcrib.lib.api_schemas import (
+    CONFLICTS,
     ERROR_BODIES,
     ERRORS,
     NO_FIELDS,
@@ -43,8 +44,10 @@ from toolcrib.lib.roles import key_actor
 
 router = Router(tags=["sessions"])
 AGENT_ERRORS = {**ERRORS, 429: ERROR_BODIES[429]}
+# Of operations that agents use for their own sessions, and operators for all.
+READ_ERRORS = {status: body for status, body in AGENT_ERRORS.items() if status != 403}
 CALL_ERRORS = {**AGENT_ERRORS, 502: ERROR_BODIES[502], 504: ERROR_BODIES[504]}
-CATALOG = {200: dict[str, Any], 304: None, **AGENT_ERRORS}
+CATALOG = {200: dict[str, Any], 304: None}
 TEXT_RESPONSE = {"responses": {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}}
 
 
@@ -105,7 +108,7 @@ def charged(base: float) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 # --- Sessions -------------------------------------------------------------------------------------
 
 
-@router.post("/sessions", response={201: schemas.OpenedSession, **AGENT_ERRORS})
+@router.post("/sessions", response={201: schemas.OpenedSession, **AGENT_ERRORS, **CONFLICTS})
 @charged(CATALOG_COST)
 def open_session(request: HttpRequest, body: schemas.OpenIn) -> HttpResponse:
     """Open a session. Returns its catalog, its tools array and how its mode was chosen."""
@@ -167,7 +170,7 @@ def _session_body(
     return body
 
 
-@router.get("/sessions", response={200: schemas.SessionPage, **AGENT_ERRORS})
+@router.get("/sessions", response={200: schemas.SessionPage, **READ_ERRORS})
 @charged(REQUEST_COST)
 def list_sessions(
     request: HttpRequest,
@@ -211,7 +214,7 @@ def _row_body(session: AgentSession) -> dict[str, Any]:
     }
 
 
-@router.get("/sessions/{session_id}", response={200: schemas.SessionOut, **AGENT_ERRORS})
+@router.get("/sessions/{session_id}", response={200: schemas.SessionOut, **READ_ERRORS})
 @charged(REQUEST_COST)
 def get_session(
     request: HttpRequest, session_id: str, include: schemas.SessionInclude = ""
@@ -221,7 +224,7 @@ def get_session(
     return _json(_session_body(readable_session(request, session_id), include=parts))
 
 
-@router.delete("/sessions/{session_id}", response={204: None, **AGENT_ERRORS})
+@router.delete("/sessions/{session_id}", response={204: None, **AGENT_ERRORS, **CONFLICTS})
 def delete_session(request: HttpRequest, session_id: str) -> Status[None]:
     """Delete a session with its timeline, calls and payloads, as an admin. Its forks stay."""
     if _caller(request) is not None:
@@ -248,7 +251,10 @@ def _close(request: HttpRequest, session_id: str) -> HttpResponse:
     return response
 
 
-@router.post("/sessions/{session_id}/fork", response={201: schemas.OpenedSession, **AGENT_ERRORS})
+@router.post(
+    "/sessions/{session_id}/fork",
+    response={201: schemas.OpenedSession, **AGENT_ERRORS, **CONFLICTS},
+)
 @charged(CATALOG_COST)
 def fork_session(request: HttpRequest, session_id: str, body: NoFields = NO_FIELDS) -> HttpResponse:
     """Copy a session with its catalog and loaded tools. The copy is independent."""
@@ -259,7 +265,11 @@ def fork_session(request: HttpRequest, session_id: str, body: NoFields = NO_FIEL
 # --- Catalog and tools ----------------------------------------------------------------------------
 
 
-@router.get("/sessions/{session_id}/catalog", response=CATALOG, openapi_extra=TEXT_RESPONSE)
+@router.get(
+    "/sessions/{session_id}/catalog",
+    response={**CATALOG, **READ_ERRORS},
+    openapi_extra=TEXT_RESPONSE,
+)
 @charged(CATALOG_COST)
 def get_session_catalog(
     request: HttpRequest, session_id: str, options: Query[schemas.FormatIn]
@@ -280,7 +290,7 @@ def _etag_response(request: HttpRequest, body: str, format_: str) -> HttpRespons
     etag = f'"{digest(body)}"'
     known = [tag.strip() for tag in request.headers.get("If-None-Match", "").split(",")]
     response = HttpResponse(body, content_type=content_type)
-    if etag in known or f"W/{etag}" in known:
+    if not {etag, f"W/{etag}", "*"}.isdisjoint(known):
         rate_limits.add_cost(_caller(request), len(response.content))  # rendered all the same
         response = HttpResponse(status=304)
     response["ETag"] = etag
@@ -288,7 +298,7 @@ def _etag_response(request: HttpRequest, body: str, format_: str) -> HttpRespons
     return response
 
 
-@router.get("/sessions/{session_id}/tools", response={200: list[dict[str, Any]], **AGENT_ERRORS})
+@router.get("/sessions/{session_id}/tools", response={200: list[dict[str, Any]], **READ_ERRORS})
 @charged(CATALOG_COST)
 def get_session_tools(
     request: HttpRequest, session_id: str, options: Query[schemas.FormatIn]
@@ -299,7 +309,7 @@ def get_session_tools(
 
 
 @router.get(
-    "/sessions/{session_id}/servers", response={200: schemas.SessionServerPage, **AGENT_ERRORS}
+    "/sessions/{session_id}/servers", response={200: schemas.SessionServerPage, **READ_ERRORS}
 )
 @charged(REQUEST_COST)
 def list_session_servers(
@@ -314,7 +324,10 @@ def list_session_servers(
     return {"items": items, "next_cursor": next_cursor}
 
 
-@router.get("/sessions/{session_id}/tools/{name}", response={200: dict[str, Any], **AGENT_ERRORS})
+@router.get(
+    "/sessions/{session_id}/tools/{name}",
+    response={200: dict[str, Any], **AGENT_ERRORS, **CONFLICTS},
+)
 def get_session_tool(
     request: HttpRequest, session_id: str, name: str, options: Query[schemas.DetailIn]
 ) -> HttpResponse:
@@ -322,7 +335,9 @@ def get_session_tool(
     return served_by_endpoint()
 
 
-@router.get("/catalog", response=CATALOG, tags=["catalog"], openapi_extra=TEXT_RESPONSE)
+@router.get(
+    "/catalog", response={**CATALOG, **AGENT_ERRORS}, tags=["catalog"], openapi_extra=TEXT_RESPONSE
+)
 @charged(CATALOG_COST)
 def get_catalog(request: HttpRequest, options: Query[schemas.FormatIn]) -> HttpResponse:
     """Get the catalog that a session opened now would receive."""
@@ -339,13 +354,18 @@ def served_by_endpoint() -> HttpResponse:
     raise NotImplementedError("toolcrib.asgi routes this request to sessions/endpoint.py.")
 
 
-@router.post("/sessions/{session_id}/load", response={200: schemas.LoadOut, **AGENT_ERRORS})
+@router.post(
+    "/sessions/{session_id}/load", response={200: schemas.LoadOut, **AGENT_ERRORS, **CONFLICTS}
+)
 def load_tools(request: HttpRequest, session_id: str, body: schemas.LoadIn) -> HttpResponse:
     """Load a group's tools, all or by name. Returns their schemas."""
     return served_by_endpoint()
 
 
-@router.post("/sessions/{session_id}/preload", response={200: schemas.PreloadOut, **AGENT_ERRORS})
+@router.post(
+    "/sessions/{session_id}/preload",
+    response={200: schemas.PreloadOut, **AGENT_ERRORS, **CONFLICTS},
+)
 @charged(REQUEST_COST)
 def preload_tools(request: HttpRequest, session_id: str, body: schemas.PreloadIn) -> HttpResponse:
     """Load tools by name from any group."""
@@ -361,6 +381,7 @@ def preload_tools(request: HttpRequest, session_id: str, body: schemas.PreloadIn
         | schemas.ToolResult
         | schemas.ToolSearchOutput,
         **AGENT_ERRORS,
+        **CONFLICTS,
     },
 )
 def search_tools(
@@ -381,7 +402,7 @@ KEY_PARAMETER = {
 
 @router.post(
     "/sessions/{session_id}/call",
-    response={200: schemas.CallOut, **CALL_ERRORS},
+    response={200: schemas.CallOut, **CALL_ERRORS, **CONFLICTS},
     by_alias=True,
     openapi_extra={"parameters": [KEY_PARAMETER]},
 )
@@ -403,7 +424,7 @@ def get_call(request: HttpRequest, call_id: str, options: Query[schemas.WaitIn])
 
 @router.post(
     "/calls/{call_id}/result",
-    response={200: schemas.CallOut, **AGENT_ERRORS},
+    response={200: schemas.CallOut, **AGENT_ERRORS, **CONFLICTS},
     by_alias=True,
     tags=["calls"],
 )
@@ -417,7 +438,7 @@ def report_result(request: HttpRequest, call_id: str, body: schemas.ResultIn) ->
 # --- State, stats, events -------------------------------------------------------------------------
 
 
-@router.get("/sessions/{session_id}/state", response={200: schemas.StateOut, **AGENT_ERRORS})
+@router.get("/sessions/{session_id}/state", response={200: schemas.StateOut, **READ_ERRORS})
 @charged(REQUEST_COST)
 def get_session_state(request: HttpRequest, session_id: str) -> HttpResponse:
     """Get the loaded groups and tools, to resume in another session."""
@@ -426,14 +447,14 @@ def get_session_state(request: HttpRequest, session_id: str) -> HttpResponse:
     return HttpResponse(json.dumps(body, ensure_ascii=False), content_type="application/json")
 
 
-@router.get("/sessions/{session_id}/stats", response={200: schemas.Stats, **AGENT_ERRORS})
+@router.get("/sessions/{session_id}/stats", response={200: schemas.Stats, **READ_ERRORS})
 @charged(REQUEST_COST)
 def get_session_stats(request: HttpRequest, session_id: str) -> HttpResponse:
     """Get the number and size of the tools, and the ledger of tokens."""
     return _json(loading.stats(readable_session(request, session_id)))
 
 
-@router.get("/sessions/{session_id}/events", response={200: schemas.EventPage, **AGENT_ERRORS})
+@router.get("/sessions/{session_id}/events", response={200: schemas.EventPage, **READ_ERRORS})
 @charged(REQUEST_COST)
 def list_session_events(
     request: HttpRequest, session_id: str, limit: Limit = 100, cursor: Cursor = ""

@@ -473,7 +473,10 @@ class _GroupLoad:
         """Return the public name of a tool in this group. Loaded tools remain loadable."""
         if name in self.pins or name in self.offered:
             return name
-        matches = self.group.offered_by_other_name.get(name) or self._loaded_by_bare_name(name)
+        matches = self.group.offered_by_other_name.get(name, [])
+        if not matches and name in self.group.line.by_short_name:
+            matches = [self.group.line.by_short_name[name]]
+        matches = matches or self._loaded_by_bare_name(name)
         if len(matches) == 1:
             return matches[0]
         if matches:
@@ -497,7 +500,10 @@ class _GroupLoad:
                 return [name]
             if bare_name == cache.cached_definition(pin["definition"]).tool["name"]:
                 return [name]
-        return []
+        # What the catalog printed of it, after words that its group's names shared then.
+        endings = f"_{bare_name}", f"-{bare_name}"
+        loaded = [name for name in self.pins if bare_name and name.endswith(endings)]
+        return loaded if len(loaded) == 1 else []
 
     def _pin(self, member: CachedMember) -> None:
         name = member.tool.name

@@ -116,11 +116,16 @@ class SessionScope:
 
     @cached_property
     def lines(self) -> list[GroupLine]:
-        return [
-            GroupLine(group.group_id, group.display_name, group.description, names)
-            for group in self.groups
-            if (names := tuple(group.offered_by_name))
-        ]
+        return [group.line for group in self.groups if group.line.names]
+
+    @cached_property
+    def by_short_name(self) -> dict[str, list[CachedTool]]:
+        """Tools by their names without the words that all names of their group begin with."""
+        found: dict[str, dict[str, CachedTool]] = {}
+        for line in self.lines:
+            for short, name in line.by_short_name.items():
+                found.setdefault(short, {})[name] = self.tools[name]
+        return {short: list(tools.values()) for short, tools in found.items()}
 
     @cached_property
     def feature_servers(self) -> dict[str, CachedServer]:
@@ -174,7 +179,7 @@ class SessionScope:
         return make_searchable(tool, texts, self.own_phrases.get(tool.tool_id))
 
     def lookup(self, name: str) -> CachedTool | None:
-        """Return the tool with this public, former or bare name; None if unknown or ambiguous.
+        """Return the tool with this public, former, bare or short name; None if not exactly one.
 
         Builds no error, so it is cheap for requests with thousands of names.
         """
@@ -191,7 +196,7 @@ class SessionScope:
         return sorted(names)[:NAMES_IN_ERROR] if len(names) > 1 else []
 
     def _candidates(self, name: str) -> list[CachedTool]:
-        candidates = self.by_bare_name.get(name, [])
+        candidates = self.by_bare_name.get(name) or self.by_short_name.get(name, [])
         offered = [tool for tool in candidates if tool.offered]
         return offered or candidates
 

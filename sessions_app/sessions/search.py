@@ -338,7 +338,7 @@ def _message(
     else:
         text = f"Found {result.total} tool{'' if result.total == 1 else 's'}"
         if result.total > len(result.hits):
-            text += f", the best {len(result.hits)} shown"
+            text = f"Best {len(result.hits)} of {result.total} tools"
         loaded = "It is loaded." if len(result.hits[: query.limit]) == 1 else "They are loaded."
         text += f". {loaded if query.load else rendering.NEXT_STEP} {result.note}"
     if result.coverage < weights.LOW_COVERAGE and query.all_queries:

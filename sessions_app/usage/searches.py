@@ -18,6 +18,7 @@ from catalog import cache
 from sessions_app.ledger.event_details import describe_query, read_count, read_names, read_object
 from sessions_app.models import Call, Event, EventKind, SessionState
 from sessions_app.usage.filters import UsageFilter
+from toolcrib.lib.pagination import cut_list
 
 MAX_SEARCHES = 5_000  # newest searches read
 MAX_LOADS = 2_000  # newest loads read
@@ -194,9 +195,18 @@ class Report:
         }
         return asdict(self) | failed
 
+    def page(self, limit: int, cursor: str) -> dict[str, Any]:
+        """Return one page of all lists, with the cursor of the next page while one has more."""
+        body: dict[str, Any] = {"next_cursor": None}
+        for name, value in self.as_json().items():
+            if isinstance(value, list):
+                body[name], next_cursor = cut_list(value, limit, cursor)
+                body["next_cursor"] = body["next_cursor"] or next_cursor
+        return body
 
-def report(filters: UsageFilter, limit: int = PAGE) -> Report:
-    """Return the report of unmet searches and uncalled loads."""
+
+def report(filters: UsageFilter, limit: int | None = PAGE) -> Report:
+    """Return the report of unmet searches and uncalled loads; without a limit, all rows."""
     builder = _ReportBuilder(filters.group)
     for search in _read_searches(filters.events(EventKind.SEARCHED)):
         builder.add_search(search)
@@ -280,7 +290,7 @@ class _ReportBuilder:
         if group:
             yield self.groups.setdefault(group, Totals(group))
 
-    def build(self, limit: int) -> Report:
+    def build(self, limit: int | None) -> Report:
         uncalled = sorted(self.uncalled.items(), key=lambda pair: (-pair[1].total(), pair[0]))
         agents = sorted(self.agents.values(), key=lambda row: (-row.lost - row.astray, row.name))
         groups = sorted(

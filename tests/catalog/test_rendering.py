@@ -30,6 +30,56 @@ def test_a_group_without_a_shared_prefix_prints_full_names():
     assert text.text.endswith("- `own` — Own (2 tools)\n  github__a, shout\n")
 
 
+def firecrawl(*names, description=""):
+    names = names or ("agent", "agent_status", "crawl", "scrape", "search")
+    full = tuple(f"fire__fire_crawl-{name}" for name in names)
+    return GroupLine("mcp:fire", "fire", description, full)
+
+
+def test_words_that_all_names_begin_with_are_printed_once():
+    text = catalog([firecrawl()], header=HEAD, budget=2000).text
+    assert text == (
+        "Tools:\n\n- `mcp:fire` (5 tools, fire__fire_crawl-…)\n"
+        "  agent, agent_status, crawl, scrape, search\n"
+    )
+    assert firecrawl().by_short_name["scrape"] == "fire__fire_crawl-scrape"
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        firecrawl("a", "b"),  # few names: the words may say what they do
+        GroupLine("g", "g", "", tuple(f"s__{n}" for n in ("a_", "a_b", "a_c", "a_d", "a_e"))),
+        GroupLine("g", "g", "", tuple(f"a_{n}" for n in range(9))),  # of several servers
+        GroupLine("g", "g", "", ()),
+    ],
+)
+def test_words_stay_in_names_where_they_are_no_prefix_of_a_servers_names(group):
+    assert group.prefix == group.server_prefix
+    assert group.by_short_name == {}
+
+
+@pytest.mark.parametrize(
+    ("other", "printed"),
+    [
+        ("scrape", "fire__…)"),  # the full name of another tool
+        ("web__scrape", "fire__…)"),  # its bare name
+        ("web__scrapes", "fire__fire_crawl-…)"),
+    ],
+)
+def test_names_are_not_shortened_to_the_name_of_another_tool(other, printed):
+    groups = [firecrawl(), GroupLine("other", "Other", "", (other,))]
+    assert f"(5 tools, {printed}" in catalog(groups, header=HEAD, budget=2000).text
+
+
+def test_a_name_that_the_id_says_already_is_not_printed():
+    described = firecrawl(description="Crawls the web")
+    text = catalog([described], header=HEAD, budget=2000).text
+    assert "- `mcp:fire` — Crawls the web (5 tools, " in text
+    renamed = replace(described, display_name="Fire")
+    assert group_lines([renamed], 2000).startswith("- `mcp:fire` — Fire: Crawls the web (5 tools, ")
+
+
 def test_without_groups_there_is_no_text_and_no_header():
     assert catalog([], header=HEAD, budget=2000) == rendering.Catalog("", 0, None)
     assert catalog([GroupLine("empty", "Empty", "", ())], header=HEAD, budget=2000).text == ""

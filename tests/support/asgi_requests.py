@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -14,7 +16,10 @@ from django.utils.datastructures import CaseInsensitiveMapping
 
 from sessions_app.agents import rate_limits
 from sessions_app.sessions import endpoint as session_endpoint
+from toolcrib.api import api
 from toolcrib.lib.protocols.asgi import Receive, Scope, Send
+
+OF_ANY_REQUEST = {405, 408, 421, 500}  # a wrong method or host, a slow body, a bug
 
 
 class AsgiResponse:
@@ -97,7 +102,39 @@ class ApiResponse:
 def send_api(
     method: str, url: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> ApiResponse:
-    """Send a request to the REST API in the test's own thread, routed as in toolcrib.asgi."""
+    """Send a request to the REST API in the test's own thread, routed as in toolcrib.asgi.
+
+    Fails if the OpenAPI document does not list the status of the response.
+    """
+    response = _send_api(method, url, body, headers)
+    statuses = documented_statuses(method, urlsplit(url).path)
+    assert response.status_code in statuses or not statuses, (method, url, response)
+    return response
+
+
+@lru_cache
+def _operations() -> list[tuple[re.Pattern[str], dict[str, set[int]]]]:
+    """Return a pattern for each path, and the statuses by method; fixed paths come first."""
+    found = [
+        (
+            re.compile(re.sub(r"\{\w+\}", "[^/]+", path)),
+            {name.upper(): {*operation["responses"]} for name, operation in methods.items()},
+        )
+        for path, methods in api.get_openapi_schema()["paths"].items()
+    ]
+    return sorted(found, key=lambda each: each[0].pattern.count("[^/]+"))
+
+
+def documented_statuses(method: str, path: str) -> set[int]:
+    """Return the statuses of an operation, and those of any request; empty if there is none."""
+    for pattern, methods in _operations():
+        if pattern.fullmatch(path.rstrip("/")):
+            own = methods.get("GET" if method == "HEAD" else method)
+            return own | OF_ANY_REQUEST if own else set()
+    return set()
+
+
+def _send_api(method: str, url: str, body: bytes, headers: Mapping[str, str] | None) -> ApiResponse:
     sent = {"content-type": "application/json", "host": "localhost", **(headers or {})}
     scope = make_scope(method, url, {name.lower(): text for name, text in sent.items()})
     found = session_endpoint.find_operation(scope)

@@ -69,7 +69,8 @@ def _inline(value: Any, components: dict[str, Any], inside: tuple[str, ...]) -> 
         if key == "properties"
         else _inline(item, components, inside)
         for key, item in value.items()
-        if key not in TEXT_KEYS or not isinstance(item, str | list)
+        if (key not in TEXT_KEYS or not isinstance(item, str | list))
+        and not (key == "example" and "schema" in value)
     }
 
 

@@ -8,6 +8,7 @@ from django.test import Client
 from catalog.audit import SYSTEM
 from sessions_app.agents import api_keys
 from sessions_app.models import Agent, ApiKey, KeyScope
+from tests.support.agent_client import make_agent_client, make_group
 from tests.support.asgi_requests import send_api
 from tests.support.people import make_person
 from toolcrib.api import api
@@ -206,6 +207,74 @@ def test_missing_and_malformed_input_is_rejected_in_the_error_format(
             assert_error_format(response)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "at", "problem"),
+    [
+        ("POST", "/groups", b"", "body", "Field required"),
+        ("POST", "/groups", b"[]", "body", "Input should be a valid dictionary"),
+        ("POST", "/groups", b'{"group_id": 1, "display_name": "x"}', "group_id", "Input should be"),
+        ("POST", "/rules", b'{"name": "r", "effect": "x"}', "effect", "Input should be 'allow'"),
+        (
+            "POST", "/groups/x/members", b'{"tools": ["a"], "tool_names": ["b"]}',
+            "body", "tools and tool_names differ; send one of them",
+        ),
+        ("GET", "/tools?limit=0", b"", "query.limit", "Input should be greater"),
+    ],
+)  # fmt: skip
+def test_a_problem_has_the_path_of_the_field_as_it_was_sent(
+    method, path, body, at, problem, admin_token
+):
+    response = send(method, f"/api/v1{path}", admin_token, body)
+    assert response.status_code == 422
+    [first, *_] = json.loads(response.content)["error"]["details"]["problems"]
+    assert (first["at"], first["problem"][: len(problem)]) == (at, problem)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/groups", {"group_id": "a", "display_name": "A", "follows": "none"}),
+        ("PATCH", "/groups/own", {"follows": "none"}),
+        ("PUT", "/groups", {"group_ids": ["none"]}),
+        ("POST", "/groups/own/members", {"tool_names": ["none"]}),
+        ("PUT", "/groups/own/members", {"tool_names": ["none"]}),
+        ("PATCH", "/groups/own/members", {"tool_names": ["none"], "preload": True}),
+        ("DELETE", "/groups/own/members?tool_names=none", None),
+        ("POST", "/tools", {"name": "a", "inputSchema": {"type": "object"}, "group_id": "none"}),
+        ("POST", "/search/golden", {"query": "a", "tools": ["none"]}),
+        ("GET", "/search?query=a&agent=none", None),
+        ("POST", "/agents", {"name": "a", "groups": ["none"]}),
+        ("PATCH", "/agents/scout", {"groups": ["none"]}),
+        ("POST", "/rules/order", {"names": ["none"]}),
+        ("POST", "/rules/test", {"name": "none"}),
+        ("POST", "/rules", {"name": "a", "effect": "deny", "match": {"servers": ["none"]}}),
+        ("PATCH", "/settings", {"values": {"none": 1}}),
+    ],
+)
+def test_what_a_request_names_and_does_not_exist_is_a_422(method, path, body, admin_token, db):
+    make_group("own")
+    make_agent_client("scout")
+    data = b"" if body is None else json.dumps(body).encode()
+    response = send(method, f"/api/v1{path}", admin_token, data)
+    assert response.status_code == 422, response.content
+
+
+@pytest.mark.parametrize("path", ["/catalog", "/sessions/{id}/catalog"])
+def test_a_catalog_that_the_client_has_is_not_sent_again(path, db):
+    scout = make_agent_client("scout", mode="deferred")
+    path = path.replace("{id}", scout.open().id)
+    etag = scout.send("GET", path).headers["ETag"]
+    for known, status in (
+        (etag, 304),
+        (f"W/{etag}", 304),
+        (f'"other", {etag}', 304),
+        ("*", 304),
+        ('"other"', 200),
+    ):
+        response = scout.send("GET", path, If_None_Match=known)
+        assert (response.status, response.headers["ETag"]) == (status, etag)
+
+
 def test_an_unknown_path_returns_the_error_format(db):
     response = Client().get("/api/v1/nonsense")
     assert response.status_code == 404
@@ -222,7 +291,7 @@ def test_a_body_over_the_limit_is_rejected(admin_token):
 def test_every_operation_documents_its_errors():
     for method, path, operation in operations():
         documented = {int(status) for status in operation["responses"]}
-        assert {401, 403, 422} <= documented, (method, path)
+        assert {401, 422, 503} <= documented, (method, path)
         if (method, path) in AGENT_ROUTES:
             assert 429 in documented, (method, path)
 

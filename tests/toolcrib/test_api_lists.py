@@ -17,6 +17,20 @@ from tests.support.seeding import seed
 from tests.toolcrib.test_api_access import DOCUMENT
 
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(240)]
+# Answers with rows that are no pages: parts of one object, which is read or replaced whole.
+WHOLE = {
+    "get_server": "Names of its credentials.",
+    "get_group": "The group as its page shows it; list_group_members has pages.",
+    "get_tool": "Findings and dropped overrides of one definition.",
+    "lint_tool": "Findings of one definition.",
+    "get_golden_query": "One result for each strategy.",
+    "get_golden_standing": "Newest runs up to `limit`; list_golden_queries has pages.",
+    "get_prices": "A document that PUT replaces.",
+    "get_health": "Measurements of one process at one moment.",
+    "get_session_tools": "The array that a model is given, for which half an array has no use.",
+    "get_call": "The content of one result.",
+    "get_script": "Calls of one run, at most 50.",
+}
 OF_HELD_CALLS = {"/api/v1/calls", "/api/v1/sessions/{session_id}/grants"}
 
 
@@ -115,3 +129,21 @@ def test_every_list_has_a_limit_and_a_cursor() -> None:
         operation = DOCUMENT["paths"][path]["get"]
         names = {parameter["name"] for parameter in operation["parameters"]}
         assert names >= {"limit", "cursor"}, path
+
+
+def test_every_answer_with_rows_is_a_page_or_one_object() -> None:
+    whole = set()
+    for methods in DOCUMENT["paths"].values():
+        operation = methods.get("get", {"responses": {}})
+        answer = schema_of_answer(operation)
+        parts = answer.get("properties", {"": answer})
+        rows = [
+            name
+            for name, part in parts.items()
+            if part.get("type") == "array" and part.get("items", {}).get("type") != "string"
+        ]
+        if "next_cursor" in parts or not rows:
+            continue
+        whole.add(operation["operationId"])
+        assert operation["operationId"] in WHOLE, rows
+    assert whole == WHOLE.keys()

@@ -46,7 +46,10 @@ def _error_body(status: int, codes: tuple[str, ...]) -> type[Schema]:
 
 
 ERROR_BODIES = {status: _error_body(status, codes) for status, codes in CODES.items()}
-ERRORS = {status: ERROR_BODIES[status] for status in (400, 401, 403, 404, 409, 413, 422, 503)}
+# What an operation can answer. The document leaves out what its form excludes: 404 without an id in
+# the path, 413 without a body, 400 without a body or a pattern.
+ERRORS = {status: ERROR_BODIES[status] for status in (400, 401, 403, 404, 413, 422, 503)}
+CONFLICTS = {409: ERROR_BODIES[409]}
 Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT)]
 Cursor = Annotated[str, Field(max_length=500)]
 
@@ -108,13 +111,14 @@ class Renamed(Strict):
             return body
         known, aliases = cls.model_fields, cls.ALIASES
         sent: dict[str, Any] = {}
+        keys: dict[str, str] = {}  # by field, as it was sent
         for key, value in body.items():
             name = aliases.get(key, key)
             if value is None and cls.NULL_IS_ABSENT and (key in known or key in aliases):
                 continue
             if name in sent and sent[name] != value:
-                raise ValueError(f"{' and '.join(sorted({key, name}))} differ; send one of them")
-            sent[name] = value
+                raise ValueError(f"{keys[name]} and {key} differ; send one of them")
+            sent[name], keys[name] = value, key
         return sent
 
 

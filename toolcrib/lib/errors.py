@@ -57,7 +57,7 @@ class InvalidRequest(Invalid):
 
     def __init__(self, problems: Iterable[Mapping[str, Any]]) -> None:
         described = [
-            {"at": _path(problem["loc"]), "problem": problem["msg"]}
+            {"at": _path(problem["loc"]), "problem": problem["msg"].removeprefix("Value error, ")}
             for problem in islice(problems, 50)
         ]
         message = "The request does not match the schema of this endpoint"
@@ -71,8 +71,8 @@ class InvalidRequest(Invalid):
 
 
 def _path(location: Sequence[object]) -> str:
-    """Return the path of a field as it was sent: without the names of a body's parameter."""
-    parts = location[2:] if location[0] == "body" and len(location) > 2 else location
+    """Return the path of a field as it was sent: without the name of a body's parameter."""
+    parts = (location[2:] or ["body"]) if location[0] == "body" else location
     return ".".join(map(str, parts))
 
 

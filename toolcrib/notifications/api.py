@@ -8,20 +8,31 @@ from ninja import Router, Schema, Status
 from pydantic import Field, StrictBool
 
 from sessions_app.models import Alert, AlertKind, WebhookKind
-from toolcrib.lib.api_schemas import ERRORS, AgentBody, Cursor, Limit, choices, set_location
+from toolcrib.lib.api_schemas import (
+    CONFLICTS,
+    ERRORS,
+    AgentBody,
+    Cursor,
+    Limit,
+    choices,
+    set_location,
+)
 from toolcrib.lib.pagination import cut_list, cut_page, parse_id
 from toolcrib.lib.roles import key_actor
-from toolcrib.notifications import actions, alerts
+from toolcrib.notifications import EVENTS, actions, alerts
 from toolcrib.notifications.queries import find_webhook, list_webhooks, show_webhook
 
 router = Router(tags=["notifications"])
+
+
+EventName = Annotated[str, choices(EVENTS)]
 
 
 class WebhookIn(AgentBody):
     name: str = Field(max_length=80)
     kind: Literal["json", "slack", "email"] = "json"
     address: str = Field(description="A URL, or e-mail addresses separated by commas")
-    events: list[str] = Field(
+    events: list[EventName] = Field(
         description="Names of events, such as alert.raised or call.held", max_length=100
     )
 
@@ -29,7 +40,7 @@ class WebhookIn(AgentBody):
 class WebhookEdit(AgentBody):
     name: str | None = None
     address: str | None = None
-    events: list[str] | None = None
+    events: list[EventName] | None = None
     enabled: StrictBool | None = None
 
 
@@ -96,7 +107,7 @@ def webhooks(request: HttpRequest, limit: Limit = 50, cursor: Cursor = "") -> di
     return {"items": items, "next_cursor": next_cursor}
 
 
-@router.post("/webhooks", response={201: CreatedWebhook, **ERRORS})
+@router.post("/webhooks", response={201: CreatedWebhook, **ERRORS, **CONFLICTS})
 def create_webhook(
     request: HttpRequest, response: HttpResponse, body: WebhookIn
 ) -> Status[dict[str, Any]]:
@@ -113,7 +124,7 @@ def get_webhook(request: HttpRequest, webhook_id: int) -> dict[str, Any]:
     return show_webhook(find_webhook(webhook_id))
 
 
-@router.patch("/webhooks/{webhook_id}", response={200: WebhookOut, **ERRORS})
+@router.patch("/webhooks/{webhook_id}", response={200: WebhookOut, **ERRORS, **CONFLICTS})
 def edit_webhook(request: HttpRequest, webhook_id: int, body: WebhookEdit) -> dict[str, Any]:
     """Change the fields in the request."""
     values = body.model_dump(exclude_none=True)

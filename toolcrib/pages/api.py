@@ -9,7 +9,7 @@ from pydantic import Field
 from catalog import model_prices, preferences, redaction_patterns
 from catalog.model_prices import PriceRow
 from catalog.preferences import PREFERENCES
-from toolcrib.lib.api_schemas import ERRORS, AgentBody, Cursor, Limit, Number
+from toolcrib.lib.api_schemas import CONFLICTS, ERRORS, AgentBody, Cursor, Limit, Number
 from toolcrib.lib.pagination import cut_list
 from toolcrib.lib.roles import key_actor
 
@@ -84,7 +84,7 @@ def list_settings(request: HttpRequest, limit: Limit = 50, cursor: Cursor = "") 
     return {"items": items, "next_cursor": next_cursor}
 
 
-@router.patch("", response={200: SettingsOut, **ERRORS})
+@router.patch("", response={200: SettingsOut, **ERRORS, **CONFLICTS})
 def edit_settings(request: HttpRequest, body: SettingsIn) -> dict[str, Any]:
     """Change settings. They apply immediately, in every process."""
     preferences.change(body.values, actor=key_actor(request))

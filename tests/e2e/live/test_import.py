@@ -74,6 +74,19 @@ def test_seven_of_ten_servers_are_synced_and_three_reported_with_errors(tmp_path
             toolcrib.stop()
 
 
+def test_a_file_whose_servers_are_all_synced_exits_with_0(tmp_path):
+    toolcrib = Installation(tmp_path / "data")
+    toolcrib.command("migrate", "-v0")
+    file = tmp_path / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"Weather": program("healthy")}}))
+
+    done = toolcrib.command("import_servers", str(file), "--allow-stdio", "--wait", "--json")
+
+    assert done.returncode == 0, done.stderr
+    [row] = json.loads(done.stdout)["servers"]
+    assert (row["status"], row["slug"], row["tools"]) == ("synced", "weather", 7)
+
+
 def test_stdio_servers_must_be_allowed_and_their_argv_is_printed(tmp_path):
     toolcrib = Installation(tmp_path / "data")
     toolcrib.command("migrate", "-v0")

@@ -308,7 +308,8 @@ def test_the_api_returns_the_same_result_as_the_page(scout, client, operator_tok
     assert body["answer"] == scout.open().search("create issue").json
     assert body["why"][0]["name"] == "github__create_issue"
     assert get("/search?pattern=(")[1]["error"]["code"] == "invalid_pattern"
-    assert get("/search?query=a&agent=nobody")[0] == 404
+    status, body = get("/search?query=a&agent=nobody")
+    assert (status, body["error"]["details"]["problems"][0]["at"]) == (422, "query.agent")
     assert get("/search")[0] == 422
 
 

@@ -66,7 +66,7 @@ def test_a_stored_rule_is_tested_by_name(api, stored):
     record(stored)
     api("POST", body={"name": "mine", "effect": "deny"})
     assert counts(api("POST", "/test", {"name": "mine"})[1]) == (1, 1, 0, 1, 0)
-    assert api("POST", "/test", {"name": "no"})[0] == 404
+    assert api("POST", "/test", {"name": "no"})[0] == 422
     assert api("POST", "/test", {})[0] == 422
     assert api("POST", "/test", {"match": {"servers": ["no"]}})[0] == 422
 

@@ -12,10 +12,11 @@ from catalog.audit import SYSTEM
 from catalog.groups import actions as group_actions
 from catalog.models import Definition, Group, Membership, Tool
 from catalog.tools.actions import hold, save_custom_tool
+from servers.models import Server
 from servers.registration import actions as server_actions
 from sessions_app.models import AgentSession, Call, Expansion
 from tests.support.agent_client import add_tools, make_agent_client, make_group
-from tests.support.factories import ingest_tools, make_program, tool_object
+from tests.support.factories import ingest_tools, make_program, make_tool, tool_object
 
 OBJECT = {"type": "object"}
 
@@ -32,8 +33,6 @@ def test_catalog_byte_stable_across_input_order(db):
     first = make_agent_client("first", mode="deferred").open().opened
     Group.objects.all().delete()
     Tool.objects.all().delete()
-    from servers.models import Server
-
     Server.objects.all().delete()
     cache.clear()
     add_tools("alpha", "three", "one", "two")
@@ -263,6 +262,35 @@ def test_ambiguous_bare_name_rejected_with_candidates(session):
     assert answer["error"]["code"] == "ambiguous_tool"
     text = answer["content"][0]["text"]
     assert "github__search_code, slack__search_code" in text
+
+
+def test_names_as_the_catalog_prints_them_are_accepted(db):
+    names = ("crawl", "map", "scrape", "search", "status")
+    add_tools("fire", *(f"fire_{name}" for name in names))
+    session = make_agent_client("reader", mode="deferred").open()
+    assert (
+        "(5 tools, fire__fire_…)\n  crawl, map, scrape, search, status\n"
+        in catalog(session).decode()
+    )
+
+    for spelling in ("scrape", "fire_scrape", "fire__fire_scrape"):
+        assert session.load("mcp:fire", spelling)["tool_names"] == ["fire__fire_scrape"]
+        assert session.get(f"/tools/{spelling}")["name"] == "fire__fire_scrape"
+        assert session.call(spelling)["tool_name"] == "fire__fire_scrape"
+
+    # A tool added later shares no such words; what was loaded by its short name stays so.
+    make_tool(Server.objects.get(slug="fire"), "other")
+    assert session.load("mcp:fire", "scrape")["tool_names"] == ["fire__fire_scrape"]
+    assert session.load("mcp:fire", "crawl")["unknown"] == ["crawl"]
+
+
+def test_a_tools_own_name_precedes_a_name_that_is_short_for_another(db):
+    add_tools("fire", *(f"fire_{name}" for name in ("crawl", "map", "scrape", "search", "status")))
+    add_tools("web", "search")
+    session = make_agent_client("reader", mode="deferred").open()
+
+    assert "(5 tools, fire__…)\n  fire_crawl, fire_map, " in catalog(session).decode()
+    assert session.get("/tools/search")["name"] == "web__search"
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,28 @@ def test_the_api_returns_the_same_report(scout, client, operator_token):
     assert get("/search/missed?within=ever")[0] == 422
 
 
+def test_the_report_of_the_api_has_pages(scout, client, operator_token):
+    session = scout.open()
+    for query in ("zzza", "zzzb", "zzzc"):
+        session.search(query)
+    pages, cursor = [], ""
+    while cursor is not None:
+        pages.append(
+            client.get(
+                "/api/v1/search/missed",
+                {"limit": 2, **({"cursor": cursor} if cursor else {})},
+                headers={"Authorization": f"Bearer {operator_token}"},
+            ).json()
+        )
+        cursor = pages[-1]["next_cursor"]
+
+    assert [[row["query"] for row in page["lost"]] for page in pages] == [
+        ["zzza", "zzzb"],
+        ["zzzc"],
+    ]
+    assert [len(page["agents"]) for page in pages] == [1, 0]
+
+
 def test_the_report_takes_a_fixed_number_of_queries(db, django_assert_max_num_queries):
     sessions = [closed_session() for _ in range(5)]
     for session in sessions:

@@ -31,6 +31,9 @@ class DescribedAPI(NinjaAPI):
             _describe(parameter, key, FIELDS)
             if parameter["in"] == "query" and parameter["name"] in examples.PARAMETERS:
                 parameter["example"] = examples.PARAMETERS[parameter["name"]]
+        for path, methods in document["paths"].items():
+            for operation in methods.values():
+                _remove_impossible_errors(path, operation)
         _add_examples(document)
         return document
 
@@ -78,11 +81,28 @@ def _correct_ranges(value: Any) -> None:
             _correct_ranges(item)
 
 
+def _remove_impossible_errors(path: str, operation: dict[str, Any]) -> None:
+    """Remove the statuses that the form of an operation excludes."""
+    excluded = set() if "{" in path else {404}
+    if "requestBody" not in operation:
+        names = {parameter["name"] for parameter in operation.get("parameters", [])}
+        excluded |= {413} if "pattern" in names else {400, 413}
+    for status in excluded:
+        operation["responses"].pop(status, None)
+
+
 def _add_examples(document: dict[str, Any]) -> None:
-    """Add the example of each body, and to each of its fields the value that it has there."""
+    """Add the examples of bodies and answers, and to the fields of bodies their values there."""
     schemas = document["components"]["schemas"]
+    answers = examples.read_answers()
+    for status, error in examples.ERRORS.items():
+        schemas[f"Error{status}"]["examples"] = [error]
     for methods in document["paths"].values():
         for operation in methods.values():
+            for status, response in operation["responses"].items():
+                content = response.get("content", {}).get("application/json")
+                if status < 300 and content and operation["operationId"] in answers:
+                    content["example"] = answers[operation["operationId"]]
             example = examples.BODIES.get(operation["operationId"])
             if example is None or "requestBody" not in operation:
                 continue

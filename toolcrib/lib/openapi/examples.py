@@ -1,8 +1,11 @@
-"""Examples of request bodies by operation, and of parameters by name, in the OpenAPI document.
+"""Examples of bodies and answers by operation, and of parameters by name, in the OpenAPI document.
 
-A test sends each of them. The examples of fields are the values that these bodies give them.
+A test sends each body and parameter. The examples of fields are the values that these bodies give
+them. The answers in answers.json are those that the test got, shortened, with fixed ids and times.
 """
 
+import json
+from importlib import resources
 from typing import Any
 
 _SCHEMA = {
@@ -194,4 +197,54 @@ PARAMETERS: dict[str, Any] = {  # of query strings
     "agent": "scout",
     "group": "own",
     "q": "issue",
+}
+
+
+def read_answers() -> dict[str, Any]:
+    """Return the answer of each operation that answers with JSON, by operation id."""
+    text = resources.files(__package__).joinpath("answers.json").read_text("utf-8")
+    answers: dict[str, Any] = json.loads(text)
+    return answers
+
+
+_ERRORS = (
+    (400, "bad_request", "The request body could not be parsed.", "Send valid JSON in UTF-8."),
+    (401, "unauthorized", "A valid API key is required.", "Send `Authorization: Bearer tcb_…`."),
+    (403, "forbidden", "This key is read-only.", "Use a key with the scope admin."),
+    (404, "not_found", "Tool not found.", "Check the name."),
+    (409, "session_closed", "This session is closed.", "Open a new session."),
+    (413, "too_large", "The request body exceeds 1024 KB.", "Send a smaller request."),
+    (
+        422,
+        "invalid",
+        "The request does not match the schema of this endpoint: query.limit: Input should be less "
+        "than or equal to 200.",
+        "See details and /api/v1/docs.",
+    ),
+    (429, "rate_limited", "scout is limited to 600 calls a minute.", "Retry in 3 s."),
+    (501, "engine_missing", "TypeScript is not installed.", "An operator installs it."),
+    (
+        502,
+        "unknown_outcome",
+        "The call was sent, but its result could not be recorded.",
+        "Check whether the tool ran before retrying.",
+    ),
+    (503, "busy", "Database unavailable.", "Try again."),
+    (504, "timeout", "The call took longer than 30 s.", "Check whether the tool ran."),
+)
+_DETAILS: dict[int, dict[str, Any]] = {
+    422: {
+        "problems": [
+            {"at": "query.limit", "problem": "Input should be less than or equal to 200"},
+        ]
+    },
+    429: {"retry_after": 3},
+    503: {"retry_after": 2},
+}
+ERRORS = {  # by status
+    status: {
+        "error": {"code": code, "message": message, "hint": hint}
+        | ({"details": _DETAILS[status]} if status in _DETAILS else {})
+    }
+    for status, code, message, hint in _ERRORS
 }

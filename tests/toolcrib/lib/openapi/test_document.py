@@ -94,6 +94,25 @@ def test_other_names_of_a_field_are_deprecated():
         assert "deprecated" not in properties["server"]
 
 
+def test_an_operation_lists_only_the_statuses_that_it_can_answer():
+    """Each request of the tests checks the opposite: that a status it got is listed."""
+    of_errors = Counter()
+    for name, operation in OPERATIONS:
+        errors = {status for status in operation["responses"] if status >= 400}
+        of_errors[frozenset(errors)] += 1
+        assert errors >= {401, 422, 503}, name
+        assert 404 not in errors or "{" in name, name
+        has_body = "requestBody" in operation
+        assert (413 in errors) == has_body, name
+        assert (400 in errors) == (has_body or operation["operationId"] == "try_search"), name
+        is_agents = {"AgentAuth": []} in operation["security"]
+        assert 429 not in errors or is_agents, name
+        is_reading = is_agents and name.startswith("GET ")
+        assert 403 in errors or is_reading, name
+        assert 409 not in errors or not name.startswith("GET ") or "{" in name, name
+    assert len(of_errors) > 10
+
+
 @pytest.mark.parametrize("status", CODES)
 def test_an_error_lists_the_codes_of_its_status(status):
     schemas = DOCUMENT["components"]["schemas"]
