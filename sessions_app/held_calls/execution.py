@@ -222,6 +222,7 @@ def _check_tool(entry: CallRow, call: Call) -> None:
             f"{call.tool_name} is another tool now: its server was replaced since this call was "
             "held.",
             code="unknown_tool",
+            status=404,
             hint="Call it again: a person can then decide about the new tool.",
         )
 
