@@ -36,7 +36,6 @@ from catalog.tools.queries import ToolFilter, find_tool
 from sessions_app.models import UsageKind
 from sessions_app.usage import call_stats, panels
 from sessions_app.usage.call_stats import ToolCalls
-from sessions_app.usage.filters import range_context
 from toolcrib.lib.display import group_digits
 from toolcrib.lib.errors import Conflict, Invalid, NotFound
 from toolcrib.lib.pagination import offset_of
@@ -55,6 +54,7 @@ from toolcrib.lib.roles import (
     viewer_required,
 )
 from toolcrib.lib.text import plural
+from toolcrib.lib.time_ranges import range_context, read_range
 
 EXAMPLE = """{
   "name": "open_ticket",
@@ -133,7 +133,7 @@ def _tool_page(
     request: HttpRequest, tool: Tool, *, status: int = 200, **forms: Any
 ) -> HttpResponse:
     context = detail.describe(tool, change_id=request.GET.get("change", ""))
-    within, sessions = panels.read_range(request.GET, "30d"), {"tool": tool.public_name}
+    within, sessions = read_range(request.GET, "30d"), {"tool": tool.public_name}
     kind, name, former = UsageKind.TOOL, tool.public_name, context["former_names"]
     series, charts = panels.read_panels(within, kind, name, sessions=sessions, former=former)
     context |= {

@@ -31,7 +31,7 @@ from sessions_app.review import (
 from sessions_app.review import queries as review_queries
 from sessions_app.review.queries import SessionFilter, TimelineRow
 from sessions_app.sessions import lifecycle
-from sessions_app.usage.filters import UsageFilter, range_choices
+from sessions_app.usage.filters import UsageFilter
 from sessions_app.usage.tool_usage import ToolUsage, tool_usage
 from toolcrib.lib import figures, payloads
 from toolcrib.lib import request as query_params
@@ -54,6 +54,7 @@ from toolcrib.lib.roles import (
     role_of,
     viewer_required,
 )
+from toolcrib.lib.time_ranges import range_choices
 
 USAGE_DAYS = 30
 CONFIRMED_LENGTH = 12  # characters of the id to type before a session is deleted

@@ -5,21 +5,18 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from urllib.parse import urlencode
 
-from django.http import QueryDict
 from django.urls import reverse
 
 from catalog.models import Tool
 from servers.models import Server
 from sessions_app.models import Agent, UsageKind
 from sessions_app.usage import series as series_reads
-from sessions_app.usage.filters import RANGES
 from sessions_app.usage.series import Figures, Series, Uncounted, read_series
 from toolcrib.lib import charts, display, figures
 from toolcrib.lib.display import group_digits
 from toolcrib.lib.figures import Money, signed
 from toolcrib.lib.text import plural
 
-DEFAULT_RANGE = "24h"
 TICKS = 6
 WITH_TOKENS = (UsageKind.ALL, UsageKind.AGENT, UsageKind.MODEL)
 BREAKDOWNS = (UsageKind.AGENT, UsageKind.SERVER, UsageKind.TOOL, UsageKind.MODEL)
@@ -53,12 +50,6 @@ class Panel:
     @property
     def columns(self) -> list[tuple[charts.TrendColumn, PanelRow]]:
         return list(zip(self.trend.columns, self.rows, strict=True))
-
-
-def read_range(query: QueryDict, default: str = DEFAULT_RANGE) -> str:
-    """Return the range in a query string, or the default."""
-    within = query.get("range", "")
-    return within if within in RANGES else default
 
 
 def read_panels(

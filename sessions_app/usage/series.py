@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from django.db.models import CharField, F, QuerySet, Sum, Value
 from django.db.models.functions import Cast, Substr
@@ -11,8 +11,8 @@ from django.utils import timezone
 
 from sessions_app.models import UsageHour, UsageKind
 from sessions_app.usage import latency, rollups
-from sessions_app.usage.filters import RANGES, Range
 from toolcrib.lib.figures import TokenFigures
+from toolcrib.lib.time_ranges import RANGES, Range
 
 SUMS = (
     *("calls", "errors", "sessions", "searches", "loads"),
@@ -123,7 +123,7 @@ def read_series(
     """
     now, span = now or timezone.now(), RANGES[within]
     keys = {key} if isinstance(key, str) else set(key)
-    starts = bucket_starts(span, now)
+    starts = span.starts(now)
     points = [Figures() for _ in starts]
     total, before = Figures(), Figures()
     first = starts[0] - span.step * span.buckets
@@ -150,7 +150,7 @@ def read_totals(
 ) -> dict[str, Figures]:
     """Return the figures of the whole range by agent, server, tool or model."""
     now = now or timezone.now()
-    first = bucket_starts(RANGES[within], now)[0]
+    first = RANGES[within].starts(now)[0]
     return _totals(kind, first, now, uncounted or read_uncounted(now))
 
 
@@ -172,7 +172,7 @@ def read_breakdown(
 ) -> Breakdown:
     """Return the figures by agent, server, tool or model, with the first `charted` over time."""
     now, span = now or timezone.now(), RANGES[within]
-    starts = bucket_starts(span, now)
+    starts = span.starts(now)
     first = starts[0] - span.step * span.buckets
     uncounted = uncounted or read_uncounted(now)
     totals = _totals(kind, starts[0], now, uncounted)
@@ -215,10 +215,3 @@ def _sum(
             start = bucket if span.digits == 10 else f"{bucket}:00"
             row.hour = datetime.fromisoformat(start).replace(tzinfo=UTC)
         yield row
-
-
-def bucket_starts(span: Range, now: datetime) -> list[datetime]:
-    last = rollups.hour_of(now)
-    if span.step >= timedelta(days=1):
-        last = last.replace(hour=0)
-    return [last - span.step * back for back in reversed(range(span.buckets))]
