@@ -19,6 +19,7 @@ from sessions_app.models import (
     CallState,
     Event,
     EventKind,
+    UsageKind,
 )
 from toolcrib.lib.request import text
 from toolcrib.lib.time_ranges import RANGES, Range, range_context, read_range
@@ -81,6 +82,18 @@ class UsageFilter:
             tool = ExpressionWrapper(F("tool_id") + 0, output_field=BigIntegerField())
             rows = rows.alias(member_tool=tool).filter(member_tool__in=members.values("tool_id"))
         return rows.order_by()
+
+    def tools_of_group(self) -> list[str]:
+        """Return the names of the tools in the chosen group."""
+        members = Membership.objects.filter(group__group_id=self.group)
+        return list(members.values_list("tool__public_name", flat=True))
+
+    def counted_kind(self) -> tuple[UsageKind, str | list[str]]:
+        """Return the kind and the keys of the hourly figures; an agent goes before a group."""
+        if self.agent:
+            agent = Agent.objects.filter(name=self.agent).first()
+            return UsageKind.AGENT, str(agent.pk if agent else "")
+        return (UsageKind.TOOL, self.tools_of_group()) if self.group else (UsageKind.ALL, "")
 
     def events(self, kind: EventKind) -> QuerySet[Event]:
         """Return session events. The group does not apply: a search belongs to no group."""

@@ -29,6 +29,7 @@ from sessions_app.models import (
     EventKind,
     Mode,
 )
+from sessions_app.usage.series import Uncounted, read_called_tools
 from toolcrib.lib.figures import Money, Price, TokenFigures, format_amount, money_of
 
 DAYS = 30
@@ -180,12 +181,12 @@ def may_destroy(member: CachedMember) -> bool:
     return hints.get("readOnlyHint") is not True and hints.get("destructiveHint") is not False
 
 
-def simulate(limit: int = MAX_SESSIONS) -> Simulation:
+def simulate(limit: int = MAX_SESSIONS, uncounted: Uncounted | None = None) -> Simulation:
     """Replay the newest sessions and return the changes with a net gain, by group."""
     groups = cache.current().groups
     recorded = _deferred_sessions().count()
     sessions = _read_sessions(groups, limit)
-    called = _called_tools()
+    called = read_called_tools(uncounted)
     deferrable = set(Group.objects.filter(deferred=True).values_list("pk", flat=True))
     destructive: set[str] = set()
     results = []
@@ -332,12 +333,6 @@ def _read_events(found: Mapping[int, _Sessions]) -> None:
             sessions.round_trips += tokens is not None
             if tokens is not None and led_to:
                 sessions.searches[frozenset(led_to), tokens] += 1
-
-
-def _called_tools() -> set[str]:
-    since = timezone.now() - timedelta(days=DAYS)
-    calls = Call.objects.filter(accepted_at__gte=since).exclude(path=CallPath.TRY)
-    return set(calls.order_by().values_list("tool_name", flat=True).distinct())
 
 
 def tools_called_by(agent: Agent) -> list[str]:

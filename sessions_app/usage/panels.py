@@ -65,10 +65,14 @@ def read_panels(
     """Return the figures of one thing and their charts; `sessions` filters the linked sessions."""
     keys = {key} if isinstance(key, str) else set(key)
     series = read_series(within, kind, keys | set(former), now, uncounted)
-    panels = [_calls(series, sessions or {}), _latency(series, sessions or {})]
+    return series, draw_panels(series, kind, sessions or {})
+
+
+def draw_panels(series: Series, kind: UsageKind, sessions: dict[str, str]) -> list[Panel]:
+    panels = [_calls(series, sessions), _latency(series, sessions)]
     if kind in WITH_TOKENS:
-        panels.append(_tokens(series, sessions or {}))
-    return series, panels
+        panels.append(_tokens(series, sessions))
+    return panels
 
 
 # --- Metrics ------------------------------------------------------------------------------------
@@ -168,7 +172,9 @@ def read_breakdown(
 
     `series` is that of all calls.
     """
-    found = series_reads.read_breakdown(within, kind, CHARTED, uncounted=uncounted)
+    found = series_reads.read_breakdown(
+        within, kind, CHARTED, uncounted=uncounted, listed=BREAKDOWN_ROWS
+    )
     keys = list(found.totals)
     names = _names(kind, keys[:BREAKDOWN_ROWS])
     since = f"{series.starts[0]:%Y-%m-%dT%H:%M}"

@@ -33,6 +33,7 @@ from sessions_app.agents import onboarding_views
 from sessions_app.models import Agent, AgentSession
 from sessions_app.review import queries as review_queries
 from sessions_app.usage import model_costs, panels
+from sessions_app.usage.series import read_uncounted
 from toolcrib.lib.roles import Role, role_of, viewer_required
 from toolcrib.lib.time_ranges import DEFAULT_RANGE, range_context, read_range
 from toolcrib.pages import attention
@@ -72,8 +73,9 @@ def block(read: Callable[[], Any]) -> Block:
 
 
 def numbers(within: str = DEFAULT_RANGE) -> dict[str, Any]:
-    series, charts = panels.read_panels(within)
-    metrics = panels.list_metrics(series, money=model_costs.total_money(within))
+    recent = read_uncounted()
+    series, charts = panels.read_panels(within, uncounted=recent)
+    metrics = panels.list_metrics(series, money=model_costs.total_money(within, recent))
     total = series.total
     return {
         "figures": [metric for metric in metrics if metric.label in METRICS],
