@@ -551,6 +551,10 @@ def test_the_form_starts_with_the_required_arguments_beside_the_schema(as_admin,
     page = as_admin.get("/tools/open_ticket/try")
 
     assert "{\n  &quot;title&quot;: &quot;&quot;\n}" in page.content.decode()
+    assert "&quot;tool_name&quot;: &quot;open_ticket&quot;" in page.content.decode()  # as curl
+    sent = submit(as_admin, "open_ticket", {"title": "It's broken"}).content.decode()
+    assert "&quot;title&quot;: &quot;It&#x27;&quot;&#x27;&quot;&#x27;s broken&quot;" in sent
+    assert "View as curl" not in text_of(submit(as_admin, "open_ticket", "{"))
     assert "Input schema title string required One line." in text_of(page)
 
 
