@@ -312,7 +312,7 @@ def _panel(
         title=title,
         summary=summary,
         trend=trend,
-        axis=(*(_compact(value) + unit for value in (trend.top, trend.top // 2)), "0"),
+        axis=(*(_axis_label(value, unit) for value in (trend.top, trend.top / 2)), "0"),
         legend=tuple(legend),
         rows=rows,
         ticks=[rows[tick].at for tick in ticks],
@@ -335,6 +335,12 @@ def _time_label(at: datetime, *, by_hour: bool) -> str:
 
 def _milliseconds(value: int | None) -> str:
     return "–" if value is None else f"{group_digits(value)} ms"
+
+
+def _axis_label(value: float, unit: str) -> str:
+    if unit == " ms" and value >= 1_000:
+        return f"{value / 1_000:g} s"
+    return _compact(int(value)) + unit
 
 
 def _compact(value: int) -> str:

@@ -439,7 +439,7 @@ def test_a_range_ends_now_and_is_kept_in_links_exports_and_saved_views(signed_in
     page = listed("range=24h&errors=")[1]
     assert 'name="range" value="24h"' in page  # other filters keep it
     assert re.search(r'href="\?range=7d[^"]*"[^>]*>7 days', page)
-    filtered = signed_in.get("/sessions?range=24h&agent=scout", HTTP_HX_REQUEST="true")
+    filtered = signed_in.get("/sessions?q=&range=24h&agent=scout&tool=", HTTP_HX_REQUEST="true")
     assert re.search(r'href="\?range=7d&amp;agent=scout"', filtered.content.decode())
     exported = signed_in.get("/sessions/export.jsonl?range=24h")
     lines = b"".join(exported.streaming_content).splitlines()

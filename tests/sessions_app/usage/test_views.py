@@ -16,7 +16,15 @@ from catalog.groups import actions as group_actions
 from catalog.models import AuditEntry, Group, Membership
 from catalog.tools import actions as tool_actions
 from sessions_app.models import AgentSession, Expansion
-from sessions_app.usage import funnels, optimize, preload_advice, rollups, searches, tool_usage
+from sessions_app.usage import (
+    funnels,
+    optimize,
+    panels,
+    preload_advice,
+    rollups,
+    searches,
+    tool_usage,
+)
 from sessions_app.usage import views as usage_views
 from sessions_app.usage.filters import UsageFilter
 from tests.support.factories import (
@@ -111,6 +119,15 @@ def test_calls_errors_and_tokens_are_counted_by_day_and_by_tool(scout, forecast,
         "weather__get_forecast",
         "weather__sound_alarm",
     ]
+
+
+@pytest.mark.parametrize("ms", [90, 900, 4_000, 90_000])
+def test_the_axis_of_latencies_has_one_unit(ms, scout, forecast):
+    make_call(make_session(scout), forecast, ms=ms)
+    _, charts = panels.read_panels("24h")
+    axis = next(panel for panel in charts if panel.slug == "latency").axis
+    assert re.fullmatch(r"[\d.]+ (m?s)", axis[0])
+    assert "k" not in "".join(axis)
 
 
 def test_buckets_before_the_first_recorded_call_have_no_count(scout, forecast):
