@@ -29,12 +29,12 @@ from sessions_app.models import (
     EventKind,
     Mode,
 )
-from sessions_app.usage.series import Uncounted, read_called_tools
+from sessions_app.usage.series import read_called_tools
 from toolcrib.lib.figures import Money, Price, TokenFigures, format_amount, money_of
 
 DAYS = 30
 MAX_SESSIONS = 20_000  # newest sessions replayed
-GLANCE = 1_000  # the same on pages that only list the best rows
+GLANCE = 500  # the same on pages that only list the best rows
 MIN_SESSIONS = 3  # that have the group, and for a preload, that found the tool
 GIVEN_COLUMNS = ("tokens_catalog", "tokens_search", "tokens_load")
 KINDS = (EventKind.SEARCHED, EventKind.LOADED, EventKind.IMPLICIT_LOAD)
@@ -181,12 +181,15 @@ def may_destroy(member: CachedMember) -> bool:
     return hints.get("readOnlyHint") is not True and hints.get("destructiveHint") is not False
 
 
-def simulate(limit: int = MAX_SESSIONS, uncounted: Uncounted | None = None) -> Simulation:
-    """Replay the newest sessions and return the changes with a net gain, by group."""
+def simulate(limit: int = MAX_SESSIONS, called: Collection[str] | None = None) -> Simulation:
+    """Replay the newest sessions and return the changes with a net gain, by group.
+
+    Pass `called`, the tools called in these days, if they are already known.
+    """
     groups = cache.current().groups
     recorded = _deferred_sessions().count()
     sessions = _read_sessions(groups, limit)
-    called = read_called_tools(uncounted)
+    called = read_called_tools() if called is None else called
     deferrable = set(Group.objects.filter(deferred=True).values_list("pk", flat=True))
     destructive: set[str] = set()
     results = []

@@ -2,7 +2,7 @@
 
 import csv
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from operator import attrgetter
 from typing import Any
@@ -29,7 +29,13 @@ from sessions_app.usage import (
     tool_usage,
 )
 from sessions_app.usage.filters import UsageFilter, filter_context
-from sessions_app.usage.series import Series, Uncounted, read_series, read_uncounted
+from sessions_app.usage.series import (
+    Series,
+    Uncounted,
+    read_called_tools,
+    read_series,
+    read_uncounted,
+)
 from toolcrib.lib import figures
 from toolcrib.lib.errors import Invalid, NotFound
 from toolcrib.lib.pagination import offset_of, page_by_offset
@@ -87,7 +93,7 @@ def usage(request: HttpRequest) -> HttpResponse:
         called = {tool.tool_name for tool in report.tools}
         context |= {
             "unused": preload_advice.unused_preloads(filters, called),
-            "frequent": _preloads(filters, recent)[: preload_advice.PAGE],
+            "frequent": _preloads(filters, recent, called)[: preload_advice.PAGE],
             "searches": searches.failed_searches(filters),
             "funnels": funnels.funnels(filters),
             "outdated": funnels.outdated_sessions(filters),
@@ -99,9 +105,12 @@ def usage(request: HttpRequest) -> HttpResponse:
 
 
 def _preloads(
-    filters: UsageFilter, recent: Uncounted | None = None
+    filters: UsageFilter, recent: Uncounted | None = None, called: Collection[str] = ()
 ) -> list[optimize.Recommendation]:
-    return optimize.simulate(optimize.GLANCE, recent).preloads(filters.group)
+    """Return the recommended preloads; `called` are the tools called in the filtered range."""
+    if recent is None or filters.is_active or filters.within != "30d":
+        called = read_called_tools(recent)
+    return optimize.simulate(optimize.GLANCE, called).preloads(filters.group)
 
 
 def _chart_context(

@@ -83,10 +83,10 @@ ACTIONS = (
     Entry("Export sessions", "sessions-export", "download json lines"),
     Entry("Approve changes", "approvals", "review pending definitions reject"),
     Entry("Create rule", "rule-add", "make new policy hold deny"),
-    Entry("Invite a person", "people", "add user viewer operator admin"),
     Entry("Rotate or revoke a key", "agents", "renew replace expire api token credentials"),
     Entry("Decide held calls", "held-calls", "approve deny allow reject waiting"),
     Entry("Try a script", "script-try", "run code python typescript"),
+    Entry("Invite a person", "people", "add user viewer operator admin"),
 )
 THEMES = {"light": "Light theme", "dark": "Dark theme", "auto": "System theme"}
 # Actions of admins whose page operators can open too.

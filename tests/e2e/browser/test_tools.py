@@ -220,6 +220,7 @@ def test_everything_works_without_javascript(stocked, open_page):
     page.get_by_label("Available: agents can find and call it").check()
     page.get_by_role("button", name="Save access").click()
     page.get_by_role("link", name="Edit tool").click()
+    page.get_by_role("link", name="JSON", exact=True).click()
     page.get_by_label("Tool as JSON").fill('{"name": "open_ticket",}')
     page.get_by_role("button", name="Save tool").click()
     expect(page.locator(".error-summary")).to_contain_text("Line 1, column")
