@@ -52,7 +52,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="usageday",
-            index=models.Index(fields=["kind", "day"], name="usage_by_day"),
+            index=models.Index(fields=["kind", "day", "key"], name="usage_by_day"),
         ),
         migrations.AddConstraint(
             model_name="usageday",

@@ -74,7 +74,7 @@ class UsageDay(UsageSums):
             ),
             models.UniqueConstraint(fields=["kind", "key", "day"], name="usage_day_once"),
         ]
-        indexes = [models.Index(fields=["kind", "day"], name="usage_by_day")]
+        indexes = [models.Index(fields=["kind", "day", "key"], name="usage_by_day")]
 
     def __str__(self) -> str:
         return f"{self.kind} {self.key} {self.day}"
