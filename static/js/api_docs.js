@@ -1,4 +1,4 @@
-// html[data-theme="auto"]: the API reference follows the theme of the system. Loaded before the page.
+// html[data-theme="auto"]: the API reference follows the theme of the system.
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const follow = () => {
   const theme = document.documentElement.dataset.theme;

@@ -7,6 +7,7 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
+from sessions_app import tasks
 from sessions_app.models import AgentSession, Call, UsageDay, UsageHour, UsageKind
 from sessions_app.usage import latency, rollups
 from sessions_app.usage.series import (
@@ -120,6 +121,14 @@ def test_summed_days_give_the_same_figures_as_their_hours(session, forecast):
     assert day.day == NOW.date() - timedelta(days=1)  # today has not ended
     UsageHour.objects.filter(hour__lt=NOW.replace(hour=0, minute=0)).delete()
     assert read_everything("7d", forecast) == of_hours["7d"]  # only today was read by hour
+
+
+def test_the_periodic_task_counts_hours_and_sums_days(session, forecast):
+    made = timezone.now() - timedelta(days=2)
+    make_call(session, forecast, at=made)
+    AgentSession.objects.update(created_at=made)
+    tasks.tidy()
+    assert UsageDay.objects.get(kind=UsageKind.ALL, day=made.date()).calls == 1
 
 
 def test_tools_called_in_thirty_days_are_those_of_days_hours_and_the_ledger(session, forecast):
