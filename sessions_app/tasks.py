@@ -36,6 +36,7 @@ def tidy() -> None:
     script_runs.recover()
     mcp_sessions.prune_connections()
     rollups.count_ended_hours()
+    rollups.sum_ended_days()
     call_ledger.encrypt_clear_calls()
     if expired or recovered:
         logger.info("Expired %d sessions; marked %d calls as unknown", expired, recovered)

@@ -43,6 +43,7 @@ from toolcrib.lib.errors import (
     UnstorableValue,
 )
 from toolcrib.lib.json_codec import parse_strict
+from toolcrib.lib.openapi.docs_page import ApiReference
 from toolcrib.lib.openapi.document import DescribedAPI
 from toolcrib.lib.pagination import open_cursor, seal_cursor
 from toolcrib.lib.protocols.asgi import BodyTooLarge, error_headers
@@ -173,6 +174,7 @@ api = DescribedAPI(
     "that is not Toolcrib's) or 500 (a bug), in the same format.",
     auth=KeyAuth(),
     parser=StrictParser(),
+    docs=ApiReference(),
     docs_decorator=for_known_readers,
     urls_namespace="api",
 )

@@ -12,7 +12,7 @@ from catalog.approvals import actions as approval_actions
 from catalog.approvals import queries as approval_queries
 from catalog.models import Tool, ToolState
 from catalog.tools.queries import find_tool
-from sessions_app.models import Call, CallState
+from sessions_app.models import Call
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
 from toolcrib.lib.pagination import offset_of
 from toolcrib.lib.request import errors_as_messages, is_htmx_fragment, page_tabs, redirect_back
@@ -51,7 +51,7 @@ def approval_list(request: HttpRequest) -> HttpResponse:
         "decisions": approval_queries.recent_decisions(),
         "undoable": approval_queries.undoable_names(),
     }
-    held = Call.objects.filter(state=CallState.HELD).count()
+    held = Call.objects.held().count()
     total = sum(count for _, count in context["servers"])
     context["tabs"] = page_tabs(
         {"approvals": "Definitions", "held-calls": "Calls"},
@@ -159,6 +159,6 @@ def _decided(request: HttpRequest, tool: Tool, *, conflict: bool = False) -> Htt
         "can_undo": not conflict and approval_actions.find_undoable(tool) is not None,
         "conflict": conflict,
         "remaining": approval_queries.pending_count(),
-        "held": Call.objects.filter(state=CallState.HELD).count(),
+        "held": Call.objects.held().count(),
     }
     return render(request, "catalog/approvals/_settled.html", context)

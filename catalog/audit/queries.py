@@ -11,12 +11,14 @@ from typing import Any
 
 from django.db.models import Q, QuerySet
 from django.http import QueryDict
+from django.utils import timezone
 
 from catalog.audit import SENTENCES
 from catalog.audit.log import as_record, wording
 from catalog.models import AuditEntry
 from toolcrib.lib.request import facet, number, text
 from toolcrib.lib.text import escape_formula
+from toolcrib.lib.time_ranges import RANGES, read_range
 
 MAX_EXPORTED = 20_000  # entries per file
 STATES = ("before", "after")
@@ -32,12 +34,13 @@ FACETS = {
 
 @dataclass(frozen=True)
 class AuditFilter:
-    """Filter from the query string. Dates are in UTC and inclusive."""
+    """Filter from the query string. Dates are in UTC and inclusive; `since` replaces the range."""
 
     actor: str = ""
     verb: str = ""
     target: str = ""  # kind of object
     query: str = ""  # words of the sentence: actor, action or object
+    within: str = ""  # a range that ends now
     since: date | None = None
     until: date | None = None
     before: int = 0
@@ -50,6 +53,7 @@ class AuditFilter:
             text(query, "verb"),
             text(query, "target"),
             text(query, "q"),
+            read_range(query, ""),
             _parse_date(text(query, "since")),
             _parse_date(text(query, "until")),
             number(query, "before"),
@@ -60,12 +64,19 @@ class AuditFilter:
     def narrows(self) -> bool:
         return self != AuditFilter(before=self.before, after=self.after)
 
+    @property
+    def start(self) -> datetime | None:
+        """Return the start of the time range, the same as that of charts."""
+        if self.since:
+            return _start_of_day(self.since)
+        return RANGES[self.within].starts(timezone.now())[0] if self.within else None
+
     def entries(self) -> QuerySet[AuditEntry]:
         conditions = {
             "actor_label": self.actor,
             "verb": self.verb,
             "target_kind": self.target,
-            "at__gte": _start_of_day(self.since) if self.since else None,
+            "at__gte": self.start,
             "at__lt": _start_of_day(self.until + timedelta(days=1))
             if self.until and self.until < date.max
             else None,

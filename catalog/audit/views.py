@@ -16,6 +16,7 @@ from toolcrib.lib.display import group_digits
 from toolcrib.lib.pagination import page_by_id
 from toolcrib.lib.request import clean_url, is_htmx_fragment
 from toolcrib.lib.roles import actor_of, operator_required, viewer_required
+from toolcrib.lib.time_ranges import range_choices
 
 VERIFIED_ENTRIES = 2_000  # on every view of the page; a link verifies all of them
 EXPORTS = {
@@ -37,12 +38,13 @@ def audit_log(request: HttpRequest) -> HttpResponse:
         "rows": [AuditRow.from_entry(entry) for entry in page.rows],
         "shown": f"{group_digits(page.total)} {'entry' if page.total == 1 else 'entries'}",
         "filters": filters,
+        "ranges": range_choices(filters.within),
         "local": request.GET.get("times") == "local",
         "truncation_note": audit_queries.truncation_note(page.total),
         "query": urlencode(query, doseq=True),
     }
     if is_htmx_fragment(request):
-        response = render(request, "catalog/audit/_log.html", context)
+        response = render(request, "catalog/audit/_log_fragment.html", context)
         response["HX-Push-Url"] = clean_url(request)
         return response
     context["facets"] = audit_queries.facets(filters)

@@ -1,6 +1,6 @@
 """Forms of the tool pages. Business rules are in `catalog.tools.actions`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from django import forms
@@ -12,6 +12,7 @@ from catalog.tools import actions as tool_actions
 from catalog.tools.actions import Access
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.json_codec import canonical, digest
+from toolcrib.lib.request import number as request_number
 from toolcrib.lib.text import escape_hidden
 
 
@@ -219,6 +220,136 @@ class CustomToolForm(forms.Form):
             return tool_actions.parse_tool_text(self.cleaned_data["definition"])
         except ToolcribError as error:
             raise forms.ValidationError(error.sentence) from error
+
+
+PARAMETER_TYPES = {
+    "string": "Text",
+    "integer": "Whole number",
+    "number": "Number",
+    "boolean": "Yes or no",
+    "array": "List of texts",
+}
+NEW_ROWS = 3  # empty rows for parameters; a button adds as many
+MAX_ROWS = 50
+MAX_PARAMETER_NAME = 200
+
+
+def _schema_of(tool: Mapping[str, Any]) -> dict[str, Any]:
+    schema = tool.get("inputSchema")
+    return schema if isinstance(schema, dict) else {}
+
+
+class CustomToolFields(forms.Form):
+    """A custom tool as fields: name, description and one row for each parameter."""
+
+    name = forms.CharField(
+        max_length=64,
+        widget=forms.TextInput(attrs={"class": "mono", "autocomplete": "off"}),
+        help_text="Letters, digits, _ and -.",
+    )
+    description = forms.CharField(
+        widget=forms.Textarea(attrs={"rows": 3}),
+        help_text="What the tool does and when to use it. Agents search by it.",
+    )
+    rows = forms.IntegerField(
+        min_value=0, max_value=MAX_ROWS, required=False, widget=forms.HiddenInput
+    )
+
+    def __init__(
+        self, data: QueryDict | None = None, *, tool: Mapping[str, Any], more: bool = False
+    ) -> None:
+        """With `more`, show what was entered with more rows, and check nothing yet."""
+        initial = data.dict() if data and more else self._initial(tool)
+        given = request_number(data, "rows") if data else len(properties_of(_schema_of(tool)))
+        self.count = min(given + (0 if data and not more else NEW_ROWS), MAX_ROWS)
+        super().__init__(None if more else data, initial={**initial, "rows": self.count})
+        for at in range(self.count):
+            self.fields |= self._row(at)
+
+    def _initial(self, tool: Mapping[str, Any]) -> dict[str, Any]:
+        schema = _schema_of(tool)
+        values = {name: tool.get(name, "") for name in ("name", "description")}
+        for at, (name, field) in enumerate(properties_of(schema).items()):
+            values |= {
+                f"name_{at}": name,
+                f"type_{at}": field["type"],
+                f"required_{at}": name in required_of(schema),
+                f"description_{at}": field.get("description", ""),
+            }
+        return values
+
+    def _row(self, at: int) -> dict[str, forms.Field]:
+        nth = at + 1
+        mono = forms.TextInput(attrs={"class": "mono", "autocomplete": "off"})
+        return {
+            f"name_{at}": forms.CharField(
+                label=f"Name of parameter {nth}",
+                required=False,
+                max_length=MAX_PARAMETER_NAME,
+                widget=mono,
+            ),
+            f"type_{at}": forms.ChoiceField(
+                label=f"Type of parameter {nth}", required=False, choices=PARAMETER_TYPES.items()
+            ),
+            f"required_{at}": forms.BooleanField(label=f"Require parameter {nth}", required=False),
+            f"description_{at}": forms.CharField(
+                label=f"Description of parameter {nth}", required=False, widget=forms.TextInput
+            ),
+        }
+
+    @property
+    def parameters(self) -> Iterator[dict[str, forms.BoundField]]:
+        for at in range(self.count):
+            yield {
+                kind: self[f"{kind}_{at}"] for kind in ("name", "type", "required", "description")
+            }
+
+    def clean(self) -> dict[str, Any]:
+        values = super().clean() or self.cleaned_data
+        properties: dict[str, dict[str, object]] = {}
+        required = []
+        for at in range(self.count):
+            name, description = values.get(f"name_{at}"), values.get(f"description_{at}")
+            if not name:
+                if description:
+                    self.add_error(f"name_{at}", "Name this parameter, or clear its description.")
+                continue
+            if name in properties:
+                self.add_error(f"name_{at}", f"There are two parameters {name}.")
+            kind = values.get(f"type_{at}") or "string"
+            properties[name] = {"type": kind}
+            if kind == "array":
+                properties[name]["items"] = {"type": "string"}
+            if description:
+                properties[name]["description"] = description
+            if values.get(f"required_{at}"):
+                required.append(name)
+        schema = {"type": "object", "properties": properties}
+        values["definition"] = {
+            "name": values.get("name"),
+            "description": values.get("description"),
+            "inputSchema": {**schema, "required": required} if required else schema,
+        }
+        return values
+
+    @staticmethod
+    def represents(tool: Mapping[str, Any]) -> bool:
+        """Return whether the fields can show all of a definition."""
+        schema = _schema_of(tool)
+        if not tool.keys() <= {"name", "description", "inputSchema"}:
+            return False
+        if not schema.keys() <= {"type", "properties", "required"}:
+            return False
+        return len(properties_of(schema)) <= MAX_ROWS - NEW_ROWS and all(
+            isinstance(field, dict)
+            and field.keys() <= {"type", "description", "items"}
+            and field.get("type") in list(PARAMETER_TYPES)
+            and isinstance(field.get("description", ""), str)
+            and (name == name.strip() and 0 < len(name) <= MAX_PARAMETER_NAME)
+            and ("items" in field) == (field["type"] == "array")
+            and field.get("items", {"type": "string"}) == {"type": "string"}
+            for name, field in properties_of(schema).items()
+        )
 
 
 class DeleteForm(forms.Form):

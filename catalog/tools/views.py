@@ -22,6 +22,7 @@ from catalog.tools.actions import Access
 from catalog.tools.forms import (
     AccessForm,
     BulkHoldForm,
+    CustomToolFields,
     CustomToolForm,
     DeleteForm,
     ExamplesForm,
@@ -36,7 +37,6 @@ from catalog.tools.queries import ToolFilter, find_tool
 from sessions_app.models import UsageKind
 from sessions_app.usage import call_stats, panels
 from sessions_app.usage.call_stats import ToolCalls
-from sessions_app.usage.filters import range_context
 from toolcrib.lib.display import group_digits
 from toolcrib.lib.errors import Conflict, Invalid, NotFound
 from toolcrib.lib.pagination import offset_of
@@ -55,6 +55,7 @@ from toolcrib.lib.roles import (
     viewer_required,
 )
 from toolcrib.lib.text import plural
+from toolcrib.lib.time_ranges import range_context, read_range
 
 EXAMPLE = """{
   "name": "open_ticket",
@@ -133,7 +134,7 @@ def _tool_page(
     request: HttpRequest, tool: Tool, *, status: int = 200, **forms: Any
 ) -> HttpResponse:
     context = detail.describe(tool, change_id=request.GET.get("change", ""))
-    within, sessions = panels.read_range(request.GET, "30d"), {"tool": tool.public_name}
+    within, sessions = read_range(request.GET, "30d"), {"tool": tool.public_name}
     kind, name, former = UsageKind.TOOL, tool.public_name, context["former_names"]
     series, charts = panels.read_panels(within, kind, name, sessions=sessions, former=former)
     context |= {
@@ -296,24 +297,34 @@ def decide(request: HttpRequest, public_name: str, act: str) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @admin_required
 def add(request: HttpRequest) -> HttpResponse:
-    return _custom_tool_page(request, None, CustomToolForm(request.POST or None))
+    return _custom_tool_page(request, None)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @admin_required
 def edit(request: HttpRequest, public_name: str) -> HttpResponse:
-    tool = _find_custom(public_name)
-    text = json.dumps(tool.definition.tool if tool.definition else {}, indent=2, ensure_ascii=False)
-    form = CustomToolForm(request.POST or None, initial={"definition": text})
-    return _custom_tool_page(request, tool, form)
+    return _custom_tool_page(request, _find_custom(public_name))
 
 
-def _custom_tool_page(
-    request: HttpRequest, tool: Tool | None, form: CustomToolForm
-) -> HttpResponse:
-    if form.is_bound and form.is_valid():
+def _custom_tool_form(
+    request: HttpRequest, definition: dict[str, Any], *, as_json: bool
+) -> CustomToolForm | CustomToolFields:
+    data = request.POST or None
+    if not as_json:
+        return CustomToolFields(data, tool=definition, more="more" in request.POST)
+    text = json.dumps(definition, indent=2, ensure_ascii=False) if definition else ""
+    return CustomToolForm(data, initial={"definition": text})
+
+
+def _custom_tool_page(request: HttpRequest, tool: Tool | None) -> HttpResponse:
+    """Render the tool as fields, or as JSON on request and where fields cannot show all of it."""
+    definition = dict(tool.definition.tool) if tool and tool.definition else {}
+    has_fields = CustomToolFields.represents(definition)
+    as_json = not has_fields or "definition" in request.POST or request.GET.get("as") == "json"
+    form = _custom_tool_form(request, definition, as_json=as_json)
+    if form.is_bound and "more" not in request.POST and form.is_valid():
         raw = form.cleaned_data["definition"]
-        with errors_in_form(form, "definition"):
+        with errors_in_form(form, "definition" if as_json else None):
             actor = actor_of(request)
             saved = (
                 tool_actions.save_custom_tool(raw, actor=actor, tool=tool)
@@ -321,8 +332,14 @@ def _custom_tool_page(
                 else create_custom_tool(raw, actor=actor)
             )
             return _redirect_with_message(request, saved, f"Saved {saved.public_name}.")
-    context = {"form": form, "tool": tool, "example": "" if tool else EXAMPLE}
-    status = 422 if form.is_bound else 200
+    context = {
+        "form": form,
+        "tool": tool,
+        "as_json": as_json,
+        "has_fields": has_fields,
+        "example": "" if tool or not as_json else EXAMPLE,
+    }
+    status = 422 if form.is_bound and "more" not in request.POST else 200
     return render(request, "catalog/tools/custom_tool.html", context, status=status)
 
 

@@ -20,7 +20,6 @@ from servers.transports import sandbox
 from servers.web import forms, presenters, remedies, uptime
 from sessions_app.models import UsageKind
 from sessions_app.usage import call_stats, panels
-from sessions_app.usage.filters import range_context
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.request import announce, is_htmx_fragment, page_tabs, redirect_next
 from toolcrib.lib.roles import (
@@ -32,6 +31,7 @@ from toolcrib.lib.roles import (
     viewer_required,
 )
 from toolcrib.lib.text import plural
+from toolcrib.lib.time_ranges import range_context, read_range
 
 TABS = {
     "server": "Overview",
@@ -122,7 +122,7 @@ def server(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 def _overview_context(request: HttpRequest, server: Server) -> dict[str, Any]:
-    within = panels.read_range(request.GET)
+    within = read_range(request.GET)
     sessions = {"server": server.slug}
     series, charts = panels.read_panels(within, UsageKind.SERVER, server.slug, sessions=sessions)
     return page_context(request, server, "server") | {

@@ -24,6 +24,16 @@ post "/sessions/$SESSION/call" {call}
 post "/sessions/$SESSION/close" '{{}}'
 """
 
+CURL_CALL = """\
+export TOOLCRIB_KEY={key}
+TOOLCRIB={address}
+HEADERS=(-H "Authorization: Bearer $TOOLCRIB_KEY" -H 'Content-Type: application/json')
+
+SESSION=$(curl -sS "$TOOLCRIB/sessions" "${{HEADERS[@]}}" -d '{{}}' \\
+  | grep -oE 'ses_[0-9a-f]{{32}}' | head -n 1)
+curl -sS "$TOOLCRIB/sessions/$SESSION/call" "${{HEADERS[@]}}" -d {call}
+"""
+
 PLAIN_PYTHON = """\
 import json
 import os

@@ -223,6 +223,14 @@ def programs(base: str, key: str, example: Example) -> list[Snippet]:
     ]
 
 
+def curl_call(base_url: str, tool_name: str, arguments: Mapping[str, object]) -> str:
+    """Return shell commands that open a session and call a tool with these arguments."""
+    call = {"tool_name": tool_name, "arguments": arguments}
+    address = f"{base_url.rstrip('/')}/api/v1"
+    words = {"key": KEY_PLACEHOLDER, "address": address, "call": call}
+    return texts.CURL_CALL.format(**{name: _shell_word(value) for name, value in words.items()})
+
+
 def _shell_word(value: object) -> str:
     return shlex.quote(value if isinstance(value, str) else json.dumps(value))
 

@@ -23,7 +23,6 @@ from sessions_app.models import Agent, ApiKey, KeyScope, UsageKind
 from sessions_app.review import queries as review_queries
 from sessions_app.review.queries import SessionFilter
 from sessions_app.usage import call_stats, panels
-from sessions_app.usage.filters import range_context
 from toolcrib.lib.errors import NotFound, ToolcribError
 from toolcrib.lib.pagination import Page, offset_of, page_by_offset
 from toolcrib.lib.request import errors_in_form, page_tabs, settings_rows, time
@@ -36,6 +35,7 @@ from toolcrib.lib.roles import (
     role_required,
     viewer_required,
 )
+from toolcrib.lib.time_ranges import range_context, read_range
 
 TABS = {
     "agent-activity": "Activity",
@@ -99,7 +99,7 @@ def _show_key(
 @viewer_required
 def activity(request: HttpRequest, name: str) -> HttpResponse:
     agent = find_agent(name)
-    within, sessions = panels.read_range(request.GET), {"agent": agent.name}
+    within, sessions = read_range(request.GET), {"agent": agent.name}
     series, charts = panels.read_panels(within, UsageKind.AGENT, str(agent.pk), sessions=sessions)
     context = page_context(agent, "agent-activity") | range_context(within)
     context |= {

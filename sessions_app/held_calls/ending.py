@@ -70,7 +70,7 @@ def has_waiting_calls(session: AgentSession) -> bool:
 def expire_due(now: datetime | None = None) -> int:
     """Expire calls that nobody decided about in time; return how many."""
     now = now or timezone.now()
-    due = Call.objects.filter(state=CallState.HELD, hold__expires_at__lte=now)
+    due = Call.objects.held().filter(hold__expires_at__lte=now)
     # A restored backup has no requests of held calls: they can no longer be executed.
     lost = Call.objects.filter(state__in=WAITING, hold=None)
     expired = 0

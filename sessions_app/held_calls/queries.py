@@ -32,13 +32,13 @@ RECENT_DECISIONS = 10
 
 def held_count() -> int:
     """Return the number of calls that wait for a person."""
-    return Call.objects.filter(state=CallState.HELD).count()
+    return Call.objects.held().count()
 
 
 def held_calls() -> "QuerySet[Call]":
     """Return the calls that wait for a person, oldest first."""
     rows = Call.objects.select_related("hold", "session", "agent", "tool__approved", "run")
-    return rows.filter(state=CallState.HELD, hold__isnull=False).order_by("pk")
+    return rows.held().filter(hold__isnull=False).order_by("pk")
 
 
 def decided_calls() -> Sequence[Call]:

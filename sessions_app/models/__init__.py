@@ -47,7 +47,7 @@ from sessions_app.models.sessions import (
     ShownDefinition,
     new_session_id,
 )
-from sessions_app.models.usage import UsageHour, UsageKind
+from sessions_app.models.usage import UsageDay, UsageHour, UsageKind
 
 __all__ = [
     "ENDED_RUNS",
@@ -89,6 +89,7 @@ __all__ = [
     "ShownDefinition",
     "Strategy",
     "ToolUse",
+    "UsageDay",
     "UsageHour",
     "UsageKind",
     "WaitingConversation",

@@ -1,9 +1,10 @@
 """Models for the call ledger and the events of the timeline."""
 
 import secrets
+from typing import Self
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Func, Q
 
 from catalog.models import Definition, Tool
 from servers.models import Server
@@ -46,6 +47,21 @@ class CallPath(models.TextChoices):
 
 def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
+
+
+# The condition of the index of waiting calls, in its words: SQLite uses a partial index only for a
+# query that has them, with literals.
+IS_WAITING = Func(
+    F("state"),
+    template="%(expressions)s IN ('held', 'approved')",
+    output_field=models.BooleanField(),
+)
+
+
+class CallQuerySet(models.QuerySet["Call"]):
+    def held(self) -> Self:
+        """Filter the calls that wait for a person, by their index."""
+        return self.filter(IS_WAITING, state=CallState.HELD)
 
 
 class Call(models.Model):
@@ -92,6 +108,8 @@ class Call(models.Model):
     error_code = models.CharField(max_length=40, blank=True)
     error_message = models.TextField(blank=True)
     note = models.TextField(blank=True)  # added later, for example for a late response
+
+    objects = CallQuerySet.as_manager()
 
     class Meta:
         ordering = ["-id"]

@@ -11,11 +11,12 @@ from catalog.search import golden_queries
 from sessions_app.playground import golden_runs
 from sessions_app.playground import search as playground_search
 from sessions_app.usage import searches
-from sessions_app.usage.filters import RANGES, UsageFilter
+from sessions_app.usage.filters import UsageFilter
 from toolcrib.lib.api_schemas import CONFLICTS, ERRORS, Cursor, Limit, Strict, choices, set_location
 from toolcrib.lib.errors import Invalid, InvalidRequest, NotFound
 from toolcrib.lib.pagination import check_limit, cut_page, parse_id
 from toolcrib.lib.roles import key_actor
+from toolcrib.lib.time_ranges import RANGES
 
 EXPLANATION = ("name", "rank", "reasons", "bm25", "embedding", "score", "hint")
 

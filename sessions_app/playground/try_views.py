@@ -6,6 +6,7 @@ from typing import Any
 
 from asgiref.sync import async_to_sync
 from django import forms
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods
@@ -15,7 +16,7 @@ from catalog.models import Tool
 from catalog.tools.actions import parse_tool_text
 from catalog.tools.queries import find_defined_tool
 from sessions_app.agents.queries import find_agent
-from sessions_app.agents.snippets import sample_arguments
+from sessions_app.agents.snippets import curl_call, sample_arguments
 from sessions_app.dispatch import dispatcher
 from sessions_app.ledger import event_details
 from sessions_app.models import Call, ScriptLanguage, ScriptRun
@@ -70,9 +71,12 @@ def try_tool(request: HttpRequest, public_name: str) -> HttpResponse:
     if request.method == "POST":
         context["form"] = form = TryForm(request.POST)
         status = _submit(request, tool, form, context)
+        arguments = form.cleaned_data.get("arguments")
     else:
         arguments, context["replayed"] = _initial_arguments(request, body["inputSchema"], tool)
         context["form"] = TryForm(initial={"arguments": content.pretty_json(arguments)})
+    if isinstance(arguments, dict):
+        context["curl"] = curl_call(settings.PUBLIC_URL, tool.public_name, arguments)
     return render(request, "sessions_app/playground/try_tool.html", context, status=status)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db.models import F, Min, OuterRef, Q, QuerySet, Subquery, Sum
 from django.http import QueryDict
+from django.utils import timezone
 
 from catalog import model_prices
 from sessions_app.ledger.event_details import describe_query, read_object, read_value
@@ -26,12 +27,12 @@ from sessions_app.review import content, script_runs, session_search, timeline
 from sessions_app.review.content import ContentPart
 from sessions_app.review.timeline import Gap, Step, TimelineEvent
 from sessions_app.sessions.loading import token_ledger
-from sessions_app.usage.filters import RANGES, UsageFilter
 from toolcrib.lib import charts
 from toolcrib.lib.figures import Money, money_of
 from toolcrib.lib.pagination import PAGE_SIZE, Page, page_by_id, page_by_offset
 from toolcrib.lib.redaction.redactor import redact
 from toolcrib.lib.request import number, text, time
+from toolcrib.lib.time_ranges import RANGES, read_range
 
 GIVEN = F("tokens_catalog") + F("tokens_search") + F("tokens_load")
 STEPS_PER_PAGE = 100
@@ -79,7 +80,7 @@ class SessionFilter:
             tool=text(query, "tool"),
             server=text(query, "server"),
             model=text(query, "model"),
-            within=query.get("range", "") if query.get("range") in RANGES else "",
+            within=read_range(query, ""),
             since=time(query, "since"),
             until=time(query, "until"),
             query=text(query, "q"),
@@ -99,7 +100,7 @@ class SessionFilter:
         """Return the start of the time range, the same as that of charts."""
         if self.since or not self.within:
             return self.since
-        return UsageFilter(within=self.within).since
+        return RANGES[self.within].starts(timezone.now())[0]
 
     def apply(self, rows: QuerySet[AgentSession]) -> QuerySet[AgentSession]:
         if self.agent:

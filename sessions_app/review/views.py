@@ -31,7 +31,7 @@ from sessions_app.review import (
 from sessions_app.review import queries as review_queries
 from sessions_app.review.queries import SessionFilter, TimelineRow
 from sessions_app.sessions import lifecycle
-from sessions_app.usage.filters import UsageFilter, range_choices
+from sessions_app.usage.filters import UsageFilter
 from sessions_app.usage.tool_usage import ToolUsage, tool_usage
 from toolcrib.lib import figures, payloads
 from toolcrib.lib import request as query_params
@@ -54,6 +54,7 @@ from toolcrib.lib.roles import (
     role_of,
     viewer_required,
 )
+from toolcrib.lib.time_ranges import range_choices
 
 USAGE_DAYS = 30
 CONFIRMED_LENGTH = 12  # characters of the id to type before a session is deleted
@@ -67,15 +68,19 @@ OPEN_SESSION_SNIPPET = """curl -X POST {address}/api/v1/sessions \\
 def sessions(request: HttpRequest) -> HttpResponse:
     filters = SessionFilter.read(request.GET)
     page = review_queries.list_sessions(filters)
-    context: dict[str, Any] = {"page": page, "filters": filters, "shown": page.describe("session")}
+    context: dict[str, Any] = {
+        "page": page,
+        "filters": filters,
+        "ranges": range_choices(filters.within),
+        "shown": page.describe("session"),
+    }
     if not (filters.before or filters.after):
         context["newest"] = page.rows[0].session.pk if page.rows else 0
     if is_htmx_fragment(request):
-        template = "sessions_app/review/_list_rows.html"
+        template = "sessions_app/review/_list_fragment.html"
         return list_fragment(request, template, context, context["shown"])
     context |= {
         "facets": _facets(filters),
-        "ranges": range_choices(filters.within),
         "counts": _counts(),
         "views": saved_views.list_views(request),
         "current_view": saved_views.clean_query(request.GET),

@@ -9,7 +9,7 @@ from ninja import Router, Schema
 from pydantic import Field
 
 from sessions_app.usage.call_stats import scripts_by_agent
-from sessions_app.usage.filters import RANGES, UsageFilter
+from sessions_app.usage.filters import UsageFilter
 from sessions_app.usage.model_costs import list_models
 from sessions_app.usage.searches import failed_searches
 from sessions_app.usage.tool_usage import tool_usage
@@ -17,6 +17,7 @@ from toolcrib.lib.api_schemas import ERRORS, Cursor, Limit, bounds, choices
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.figures import SCRIPT_GIVEN, SPARED
 from toolcrib.lib.pagination import check_limit, cut_list, cut_page
+from toolcrib.lib.time_ranges import RANGES
 
 MAX_DAYS = 366
 

@@ -9,7 +9,7 @@ from django.db.models import Count, Exists, Max, OuterRef, Q, QuerySet, Sum
 from django.utils import timezone
 
 from sessions_app.models import Call, CallPath, RunState, ScriptRun, UsageKind
-from sessions_app.usage import series, tool_usage
+from sessions_app.usage import series
 from sessions_app.usage.filters import FAILED, UsageFilter
 from sessions_app.usage.searches import TEST_SESSION_KEY
 from toolcrib.lib.figures import ScriptFigures
@@ -64,13 +64,14 @@ def count_server_calls(slugs: Mapping[int, str]) -> dict[int, ServerCalls]:
     """Return the calls of servers, whose slugs these are; servers without calls are omitted."""
     if not slugs:
         return {}
-    # Filter by time alone: with a filter on servers, SQLite reads every call they ever had.
-    hours = tool_usage.trends_by("server", UsageFilter(within="24h"))
-    totals = series.read_totals("24h", UsageKind.SERVER)
+    recent = series.read_uncounted()
+    of = ("24h", UsageKind.SERVER)
+    totals = series.read_totals(*of, uncounted=recent, keys=slugs.values())
+    hours = series.read_calls(*of, list(totals), uncounted=recent)
     return {
-        pk: ServerCalls(hours[pk], totals[slug].p95 if slug in totals else None)
+        pk: ServerCalls(hours[slug], totals[slug].p95)
         for pk, slug in slugs.items()
-        if pk in hours
+        if slug in totals and totals[slug].calls
     }
 
 

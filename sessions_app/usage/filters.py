@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.db.models import BigIntegerField, ExpressionWrapper, F, Q, QuerySet
@@ -19,8 +19,10 @@ from sessions_app.models import (
     CallState,
     Event,
     EventKind,
+    UsageKind,
 )
 from toolcrib.lib.request import text
+from toolcrib.lib.time_ranges import RANGES, Range, range_context, read_range
 
 # A call counts as failed by its error flag or by its final state.
 FAILED_STATES = (CallState.FAILED, *NOT_RUN, CallState.TIMED_OUT, CallState.UNKNOWN)
@@ -29,25 +31,6 @@ FAILED = Q(is_error=True) | Q(state__in=FAILED_STATES)
 KNOWN_TOOL = Q(tool__isnull=False) | ~Q(state=CallState.REFUSED)
 MAX_CHOICES = 500  # agents or groups in a filter
 SORTS = ("name", "calls", "errors", "p50", "p95", "tokens", "each")
-
-
-@dataclass(frozen=True)
-class Range:
-    """A time range and its bucket size."""
-
-    label: str
-    buckets: int
-    bucket: str = "day"
-    step: timedelta = timedelta(days=1)
-    digits: int = 10  # characters of an ISO timestamp that identify its bucket
-
-
-RANGES = {
-    "24h": Range("24 hours", 24, "hour", timedelta(hours=1), 13),
-    "7d": Range("7 days", 7),
-    "30d": Range("30 days", 30),
-    "90d": Range("90 days", 90),
-}
 
 
 @dataclass(frozen=True)
@@ -65,7 +48,7 @@ class UsageFilter:
     def read(cls, query: QueryDict) -> "UsageFilter":
         sort = query.get("sort", "")
         return cls(
-            within=query.get("range", "") if query.get("range") in RANGES else "30d",
+            within=read_range(query, "30d"),
             agent=text(query, "agent"),
             group=text(query, "group"),
             sort=sort if sort.removeprefix("-") in SORTS else "-calls",
@@ -81,11 +64,7 @@ class UsageFilter:
 
     @property
     def buckets(self) -> list[datetime]:
-        """Return the start of each bucket; the last one is still running."""
-        last = self.now.replace(minute=0, second=0, microsecond=0)
-        if self.range.bucket == "day":
-            last = last.replace(hour=0)
-        return [last - self.range.step * back for back in reversed(range(self.range.buckets))]
+        return self.range.starts(self.now)
 
     @property
     def since(self) -> datetime:
@@ -104,6 +83,18 @@ class UsageFilter:
             rows = rows.alias(member_tool=tool).filter(member_tool__in=members.values("tool_id"))
         return rows.order_by()
 
+    def tools_of_group(self) -> list[str]:
+        """Return the names of the tools in the chosen group."""
+        members = Membership.objects.filter(group__group_id=self.group)
+        return list(members.values_list("tool__public_name", flat=True))
+
+    def counted_kind(self) -> tuple[UsageKind, str | list[str]]:
+        """Return the kind and the keys of the hourly figures; an agent goes before a group."""
+        if self.agent:
+            agent = Agent.objects.filter(name=self.agent).first()
+            return UsageKind.AGENT, str(agent.pk if agent else "")
+        return (UsageKind.TOOL, self.tools_of_group()) if self.group else (UsageKind.ALL, "")
+
     def events(self, kind: EventKind) -> QuerySet[Event]:
         """Return session events. The group does not apply: a search belongs to no group."""
         rows = Event.objects.filter(kind=kind, at__gte=self.since)
@@ -113,16 +104,6 @@ class UsageFilter:
         """Return sessions opened in this range. The group does not apply: most have several."""
         rows = AgentSession.objects.filter(created_at__gte=self.since)
         return rows.filter(agent__name=self.agent) if self.agent else rows
-
-
-def range_choices(within: str) -> list[tuple[str, str, bool]]:
-    """Return the choices of the range picker: key, label and whether it is chosen."""
-    return [(key, span.label, key == within) for key, span in RANGES.items()]
-
-
-def range_context(within: str) -> dict[str, Any]:
-    """Return the context of the range picker."""
-    return {"range": RANGES[within], "ranges": range_choices(within)}
 
 
 def filter_context(filters: UsageFilter) -> dict[str, Any]:

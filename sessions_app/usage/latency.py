@@ -1,8 +1,12 @@
 """Latency histograms: buckets that grow by the square root of two, and percentiles from them."""
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+from toolcrib.lib.json_codec import canonical
 
 NO_ANSWER = -1  # a call that no server answered
 MAX_BUCKET = 44  # over an hour
@@ -38,6 +42,17 @@ def percentile(counts: Mapping[int, int], share: float) -> int | None:
             return max(1, round(upper_bound(bucket - 1 + part))) if bucket else 1
         seen += count
     return None
+
+
+def format_latencies(counts: Mapping[int, int]) -> str:
+    """Return calls by bucket as JSON, to be stored."""
+    return canonical({str(bucket): count for bucket, count in counts.items() if count})
+
+
+@lru_cache(maxsize=4096)
+def parse_latencies(text: str) -> tuple[tuple[int, int], ...]:
+    """Return the buckets and calls of stored JSON; few calls make the same few texts."""
+    return tuple((int(bucket), count) for bucket, count in json.loads(text).items())
 
 
 def histogram(milliseconds: Iterable[float]) -> Counter[int]:

@@ -45,9 +45,9 @@ def list_models(within: str, uncounted: Uncounted | None = None) -> list[ModelCo
     return sorted(rows, key=lambda row: (-row.tokens.saved, row.model))
 
 
-def total_money(within: str) -> Money | None:
+def total_money(within: str, uncounted: Uncounted | None = None) -> Money | None:
     """Return cost and saving of all sessions whose model has a price; None if none has."""
-    return add_up(list_models(within)) if model_prices.read().rows else None
+    return add_up(list_models(within, uncounted)) if model_prices.read().rows else None
 
 
 def add_up(models: Iterable[ModelCost]) -> Money | None:

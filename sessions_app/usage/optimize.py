@@ -6,11 +6,14 @@ that led to nothing else. A row is recommended only if it lowers the tokens and 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import chain, groupby
+from operator import itemgetter
 
-from django.db.models import Q, QuerySet
+from django.db.models import Case, Q, QuerySet, TextField, Value, When
+from django.db.models.functions import Concat
 from django.utils import timezone
 
 from catalog import cache, model_prices
@@ -27,12 +30,14 @@ from sessions_app.models import (
     EventKind,
     Mode,
 )
+from sessions_app.usage.series import read_called_tools
 from toolcrib.lib.figures import Money, Price, TokenFigures, format_amount, money_of
 
 DAYS = 30
 MAX_SESSIONS = 20_000  # newest sessions replayed
-GLANCE = 1_000  # the same on pages that only list the best rows
+GLANCE = 500  # the same on pages that only list the best rows
 MIN_SESSIONS = 3  # that have the group, and for a preload, that found the tool
+GIVEN_COLUMNS = ("tokens_catalog", "tokens_search", "tokens_load")
 KINDS = (EventKind.SEARCHED, EventKind.LOADED, EventKind.IMPLICIT_LOAD)
 
 
@@ -110,44 +115,63 @@ class Simulation:
         return sorted(rows, key=lambda row: (-row.saved, row.key))
 
 
-@dataclass
-class _Round:
-    """A search, if any, and the tools that were loaded or called until the next one."""
-
-    tokens: int | None = None
-    found: set[str] = field(default_factory=set)
+Found = tuple[frozenset[str], int]  # names of tools, tokens of the load or search
 
 
 @dataclass
-class _Session:
-    pk: int
-    spent: int
-    groups: set[int]
+class _Sessions:
+    """Sessions with the same groups and price, as sums: the cost of a row is that of its names.
+
+    A pattern is what one load or one search led to; equal ones are counted, not repeated.
+    """
+
+    groups: frozenset[int]
     price: Price | None = None
-    rounds: list[_Round] = field(default_factory=lambda: [_Round()])
-    loads: list[tuple[set[str], int]] = field(default_factory=list)
+    count: int = 0
+    spent: int = 0
+    round_trips: int = 0
+    used: Counter[str] = field(default_factory=Counter)  # sessions that found a tool
+    loads: Counter[Found] = field(default_factory=Counter)
+    searches: Counter[Found] = field(default_factory=Counter)
+    # Of one tool alone, computed once for all groups: what it spares, and loads with others.
+    is_summed: bool = False
+    spared_by: dict[str, tuple[int, int]] = field(default_factory=dict)
+    loads_of: defaultdict[str, list[tuple[int, int]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
 
-    @property
-    def found(self) -> set[str]:
-        return set().union(*(part.found for part in self.rounds))
-
-    @property
-    def round_trips(self) -> int:
-        return len(self.loads) + sum(part.tokens is not None for part in self.rounds)
-
-    def spare(self, preloaded: Collection[str], costs: dict[str, int]) -> tuple[int, int]:
-        """Return the tokens and round trips that this session saves if these are preloaded."""
+    def spare(self, costs: Mapping[str, int]) -> tuple[int, int]:
+        """Return the tokens and round trips that these sessions save with these preloads."""
+        preloaded = costs.keys()
         tokens = trips = 0
-        for names, size in self.loads:
-            known = names & set(preloaded)
-            if known == names:
-                tokens, trips = tokens + size, trips + 1
-            else:
-                tokens += min(sum(costs[name] for name in known), size)
-        for part in self.rounds:
-            if part.tokens is not None and part.found and part.found <= set(preloaded):
-                tokens, trips = tokens + part.tokens, trips + 1
+        for (names, size), times in self.loads.items():
+            if names <= preloaded:
+                tokens, trips = tokens + size * times, trips + times
+            elif len(names) > 1:
+                tokens += min(sum(costs[name] for name in names & preloaded), size) * times
+        for (names, size), times in self.searches.items():
+            if names <= preloaded:
+                tokens, trips = tokens + size * times, trips + times
         return tokens, trips
+
+    def spare_one(self, name: str, cost: int) -> tuple[int, int]:
+        """Return the same for one tool alone."""
+        if not self.is_summed:
+            self._sum_by_name()
+        tokens, trips = self.spared_by.get(name, (0, 0))
+        tokens += sum(min(cost, size) * times for size, times in self.loads_of.get(name, ()))
+        return tokens, trips
+
+    def _sum_by_name(self) -> None:
+        self.is_summed = True
+        for (names, size), times in chain(self.loads.items(), self.searches.items()):
+            if len(names) == 1:
+                [name] = names
+                tokens, trips = self.spared_by.get(name, (0, 0))
+                self.spared_by[name] = tokens + size * times, trips + times
+        for (names, size), times in self.loads.items():
+            for name in names if len(names) > 1 else ():
+                self.loads_of[name].append((size, times))
 
 
 def may_destroy(member: CachedMember) -> bool:
@@ -158,22 +182,26 @@ def may_destroy(member: CachedMember) -> bool:
     return hints.get("readOnlyHint") is not True and hints.get("destructiveHint") is not False
 
 
-def simulate(limit: int = MAX_SESSIONS) -> Simulation:
-    """Replay the newest sessions and return the changes with a net gain, by group."""
+def simulate(limit: int = MAX_SESSIONS, called: Collection[str] | None = None) -> Simulation:
+    """Replay the newest sessions and return the changes with a net gain, by group.
+
+    Pass `called`, the tools called in these days, if they are already known.
+    """
     groups = cache.current().groups
     recorded = _deferred_sessions().count()
     sessions = _read_sessions(groups, limit)
-    _read_events(sessions)
-    called = _called_tools()
+    called = read_called_tools() if called is None else called
     deferrable = set(Group.objects.filter(deferred=True).values_list("pk", flat=True))
     destructive: set[str] = set()
     results = []
     for group in groups:
-        having = [session for session in sessions.values() if group.pk in session.groups]
-        if len(having) < MIN_SESSIONS:
+        having = [same for same in sessions if group.pk in same.groups]
+        if sum(same.count for same in having) < MIN_SESSIONS:
             continue
         rows = []
-        counts = Counter(name for session in having for name in session.found)
+        counts: Counter[str] = Counter()
+        for same in having:
+            counts.update(same.used)
         for member in group.offered:
             row = _recommend(group, member, having, counts[member.tool.name], called)
             if row is None or (not row.preload and group.pk not in deferrable):
@@ -185,63 +213,68 @@ def simulate(limit: int = MAX_SESSIONS) -> Simulation:
         if rows:
             results.append(_result(group, having, sorted(rows, key=lambda row: -row.saved)))
     results.sort(key=lambda result: (-result.saved, result.group_id))
-    return Simulation(results, len(sessions), recorded, len(destructive))
+    count = sum(same.count for same in sessions)
+    return Simulation(results, count, recorded, len(destructive))
 
 
 def _recommend(
     group: CachedGroup,
     member: CachedMember,
-    having: list[_Session],
+    having: list[_Sessions],
     used: int,
     called: Collection[str],
 ) -> Recommendation | None:
-    name, tokens = member.tool.name, member.tool.tokens or 0
+    name, tokens, trips = member.tool.name, member.tool.tokens or 0, 0
     if member.preload:
         if used or name in called or not tokens:
             return None
-        saved, trips = tokens * len(having), 0
-        of_session = [tokens] * len(having)
+        saved = [tokens * same.count for same in having]
     else:
         if used < MIN_SESSIONS:
             return None
-        spared = [session.spare({name}, {name: tokens}) for session in having]
-        of_session = [part - tokens for part, _ in spared]
-        saved = sum(of_session)
+        spared = [same.spare_one(name, tokens) for same in having]
+        saved = [part - tokens * same.count for same, (part, _) in zip(having, spared, strict=True)]
         trips = sum(part for _, part in spared)
-    if saved <= 0:
+    if sum(saved) <= 0:
         return None
-    money = _money(having, of_session)
     return Recommendation(
-        group.group_id, name, not member.preload, tokens, len(having), used, saved, trips, money
+        group_id=group.group_id,
+        tool=name,
+        preload=not member.preload,
+        tokens=tokens,
+        sessions=sum(same.count for same in having),
+        used=used,
+        saved=sum(saved),
+        round_trips=trips,
+        money=_money(having, saved),
     )
 
 
-def _result(group: CachedGroup, having: list[_Session], rows: list[Recommendation]) -> GroupResult:
+def _result(group: CachedGroup, having: list[_Sessions], rows: list[Recommendation]) -> GroupResult:
     costs = {row.tool: row.tokens for row in rows if row.preload}
-    before = sum(session.spent for session in having)
-    trips = sum(session.round_trips for session in having)
-    spared = [session.spare(costs, costs) for session in having]
     dropped = sum(row.tokens for row in rows if not row.preload)
-    of_session = [part - sum(costs.values()) + dropped for part, _ in spared]
-    saved = sum(of_session)
-    trips_after = trips - sum(part for _, part in spared)
+    added = sum(costs.values()) - dropped
+    before = sum(same.spent for same in having)
+    trips = sum(same.round_trips for same in having)
+    spared = [same.spare(costs) for same in having]
+    saved = [part - added * same.count for same, (part, _) in zip(having, spared, strict=True)]
     return GroupResult(
         group_id=group.group_id,
-        sessions=len(having),
+        sessions=sum(same.count for same in having),
         before=before,
-        after=before - saved,
+        after=before - sum(saved),
         trips_before=trips,
-        trips_after=trips_after,
+        trips_after=trips - sum(part for _, part in spared),
         rows=rows,
-        money=_money(having, of_session),
+        money=_money(having, saved),
     )
 
 
-def _money(having: Collection[_Session], spared: Collection[int]) -> Money | None:
+def _money(having: Collection[_Sessions], saved: Collection[int]) -> Money | None:
     """Return what sessions whose model has a price spent, and what they would have saved."""
     amounts = [
-        money_of(TokenFigures(baseline=session.spent + saved, catalog=session.spent), session.price)
-        for session, saved in zip(having, spared, strict=True)
+        money_of(TokenFigures(baseline=same.spent + part, catalog=same.spent), same.price)
+        for same, part in zip(having, saved, strict=True)
     ]
     known = [amount for amount in amounts if amount is not None]
     return sum(known[1:], known[0]) if known else None
@@ -252,51 +285,61 @@ def _deferred_sessions() -> QuerySet[AgentSession]:
     return AgentSession.objects.filter(created_at__gte=since, mode=Mode.DEFERRED)
 
 
-def _read_sessions(groups: Collection[CachedGroup], limit: int) -> dict[int, _Session]:
+def _read_sessions(groups: Collection[CachedGroup], limit: int) -> list[_Sessions]:
+    """Return the newest sessions, those with the same groups and price together."""
     links: defaultdict[int, set[int]] = defaultdict(set)
     for agent, group in AgentGroup.objects.values_list("agent_id", "group_id"):
         links[agent].add(group)
     everything = {group.pk for group in groups}
     unlimited = set(Agent.objects.filter(all_groups=True).values_list("pk", flat=True))
-    rows, prices, found = _deferred_sessions().order_by("-pk"), model_prices.read(), {}
-    tokens = ("tokens_all", "tokens_catalog", "tokens_search", "tokens_load", "tokens_call")
-    for session in rows.only("agent_id", "wanted_groups", "model", *tokens)[:limit]:
-        own = everything if session.agent_id in unlimited else links[session.agent_id]
-        wanted = session.wanted_groups
-        own = own if wanted is None else own & set(wanted)
-        spent, price = session.token_figures.given, prices.price_of(session.model)
-        found[session.pk] = _Session(session.pk, spent, own, price)
-    return found
+    prices, found = model_prices.read(), {}
+    same: dict[tuple[frozenset[int], Price | None], _Sessions] = {}
+    columns = ("pk", "agent_id", "wanted_groups", "model", *GIVEN_COLUMNS)
+    rows = _deferred_sessions().order_by("-pk").values_list(*columns)[:limit]
+    for pk, agent, wanted, model, catalog, searches, definitions in rows:
+        own = everything if agent in unlimited else links[agent]
+        key = frozenset(own if wanted is None else own & set(wanted)), prices.price_of(model)
+        sessions = same.setdefault(key, _Sessions(*key))
+        sessions.count += 1
+        sessions.spent += TokenFigures(
+            catalog=catalog, searches=searches, definitions=definitions
+        ).given
+        found[pk] = sessions
+    _read_events(found)
+    return list(same.values())
 
 
-def _read_events(sessions: dict[int, _Session]) -> None:
-    """Add searches, loads and direct uses to the sessions, in order."""
-    if not sessions:
+def _read_events(found: Mapping[int, _Sessions]) -> None:
+    """Add searches, loads and direct uses, in order: what follows a search, it led to."""
+    if not found:
         return
-    events = Event.objects.filter(session_id__gte=min(sessions), kind__in=KINDS)
-    loads = events.filter(kind=EventKind.LOADED).values_list("pk", "details")
-    names = {pk: set(read_names(read_object(text), "names")) for pk, text in loads}
-    rows = events.order_by("session_id", "pk")
-    for pk, key, kind, tool, tokens in rows.values_list(
-        "pk", "session_id", "kind", "tool_name", "tokens"
-    ):
-        session = sessions.get(key)
-        if session is None:
+    # The details of a search are long and not needed.
+    names = Case(
+        When(kind=EventKind.LOADED, then="details"), default="tool_name", output_field=TextField()
+    )
+    # An expression keeps the planner off the index on kinds, which reads those of all sessions.
+    events = Event.objects.alias(of=Concat("kind", Value(""))).filter(
+        of__in=KINDS, session_id__gte=min(found)
+    )
+    rows = events.order_by("session_id", "pk").values_list("session_id", "kind", "tokens", names)
+    for session, steps in groupby(rows.iterator(), key=itemgetter(0)):
+        if (sessions := found.get(session)) is None:
             continue
-        if kind == EventKind.SEARCHED:
-            session.rounds.append(_Round(tokens))
-        elif kind == EventKind.LOADED:
-            if names.get(pk):
-                session.loads.append((names[pk], tokens))
-                session.rounds[-1].found |= names[pk]
-        elif tool:
-            session.rounds[-1].found.add(tool)
-
-
-def _called_tools() -> set[str]:
-    since = timezone.now() - timedelta(days=DAYS)
-    calls = Call.objects.filter(accepted_at__gte=since).exclude(path=CallPath.TRY)
-    return set(calls.order_by().values_list("tool_name", flat=True).distinct())
+        searched: list[tuple[int | None, set[str]]] = [(None, set())]  # tokens, what it led to
+        for _, kind, tokens, text in steps:
+            if kind == EventKind.SEARCHED:
+                searched.append((tokens, set()))
+            elif kind == EventKind.IMPLICIT_LOAD:
+                searched[-1][1].update({text} - {""})
+            elif loaded := frozenset(read_names(read_object(text), "names")):
+                sessions.loads[loaded, tokens] += 1
+                sessions.round_trips += 1
+                searched[-1][1].update(loaded)
+        sessions.used.update(set().union(*(led_to for _, led_to in searched)))
+        for tokens, led_to in searched:
+            sessions.round_trips += tokens is not None
+            if tokens is not None and led_to:
+                sessions.searches[frozenset(led_to), tokens] += 1
 
 
 def tools_called_by(agent: Agent) -> list[str]:

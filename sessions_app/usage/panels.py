@@ -5,21 +5,18 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from urllib.parse import urlencode
 
-from django.http import QueryDict
 from django.urls import reverse
 
 from catalog.models import Tool
 from servers.models import Server
 from sessions_app.models import Agent, UsageKind
 from sessions_app.usage import series as series_reads
-from sessions_app.usage.filters import RANGES
 from sessions_app.usage.series import Figures, Series, Uncounted, read_series
 from toolcrib.lib import charts, display, figures
 from toolcrib.lib.display import group_digits
 from toolcrib.lib.figures import Money, signed
 from toolcrib.lib.text import plural
 
-DEFAULT_RANGE = "24h"
 TICKS = 6
 WITH_TOKENS = (UsageKind.ALL, UsageKind.AGENT, UsageKind.MODEL)
 BREAKDOWNS = (UsageKind.AGENT, UsageKind.SERVER, UsageKind.TOOL, UsageKind.MODEL)
@@ -55,12 +52,6 @@ class Panel:
         return list(zip(self.trend.columns, self.rows, strict=True))
 
 
-def read_range(query: QueryDict, default: str = DEFAULT_RANGE) -> str:
-    """Return the range in a query string, or the default."""
-    within = query.get("range", "")
-    return within if within in RANGES else default
-
-
 def read_panels(
     within: str,
     kind: UsageKind = UsageKind.ALL,
@@ -74,10 +65,14 @@ def read_panels(
     """Return the figures of one thing and their charts; `sessions` filters the linked sessions."""
     keys = {key} if isinstance(key, str) else set(key)
     series = read_series(within, kind, keys | set(former), now, uncounted)
-    panels = [_calls(series, sessions or {}), _latency(series, sessions or {})]
+    return series, draw_panels(series, kind, sessions or {})
+
+
+def draw_panels(series: Series, kind: UsageKind, sessions: dict[str, str]) -> list[Panel]:
+    panels = [_calls(series, sessions), _latency(series, sessions)]
     if kind in WITH_TOKENS:
-        panels.append(_tokens(series, sessions or {}))
-    return series, panels
+        panels.append(_tokens(series, sessions))
+    return panels
 
 
 # --- Metrics ------------------------------------------------------------------------------------
@@ -177,7 +172,9 @@ def read_breakdown(
 
     `series` is that of all calls.
     """
-    found = series_reads.read_breakdown(within, kind, CHARTED, uncounted=uncounted)
+    found = series_reads.read_breakdown(
+        within, kind, CHARTED, uncounted=uncounted, listed=BREAKDOWN_ROWS
+    )
     keys = list(found.totals)
     names = _names(kind, keys[:BREAKDOWN_ROWS])
     since = f"{series.starts[0]:%Y-%m-%dT%H:%M}"
@@ -315,7 +312,7 @@ def _panel(
         title=title,
         summary=summary,
         trend=trend,
-        axis=(*(_compact(value) + unit for value in (trend.top, trend.top // 2)), "0"),
+        axis=(*(_axis_label(value, unit) for value in (trend.top, trend.top / 2)), "0"),
         legend=tuple(legend),
         rows=rows,
         ticks=[rows[tick].at for tick in ticks],
@@ -338,6 +335,12 @@ def _time_label(at: datetime, *, by_hour: bool) -> str:
 
 def _milliseconds(value: int | None) -> str:
     return "–" if value is None else f"{group_digits(value)} ms"
+
+
+def _axis_label(value: float, unit: str) -> str:
+    if unit == " ms" and value >= 1_000:
+        return f"{value / 1_000:g} s"
+    return _compact(int(value)) + unit
 
 
 def _compact(value: int) -> str:

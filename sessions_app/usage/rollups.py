@@ -1,12 +1,13 @@
-"""Hourly figures of calls, sessions and tokens, counted from the ledger once an hour has ended.
+"""Figures of calls, sessions and tokens by hour, counted from the ledger, and by day, summed.
 
-Nothing is counted while a call runs, so a call costs nothing more, and the figures are those of the
-ledger. Hours that are not counted yet, normally one or two, are counted when they are read.
+An hour is counted once it has ended, a day summed once all of its hours are counted. Nothing is
+counted while a call runs, so a call costs nothing more, and the figures are those of the ledger.
+Hours that are not counted yet, normally one or two, are counted when they are read.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 
 from django.db import IntegrityError, transaction
 from django.utils import timezone
@@ -20,15 +21,21 @@ from sessions_app.models import (
     CallState,
     Event,
     EventKind,
+    UsageDay,
     UsageHour,
     UsageKind,
 )
 from sessions_app.usage.filters import FAILED_STATES
-from sessions_app.usage.latency import NO_ANSWER, bucket_of
+from sessions_app.usage.latency import NO_ANSWER, bucket_of, format_latencies
 from toolcrib.lib.figures import CODES_WITH_SCHEMA
 
-HOUR = timedelta(hours=1)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 MAX_HOURS = 240  # counted in one run of the task
+MAX_DAYS = 10  # summed in one run
+SUMS = (
+    *("calls", "errors", "sessions", "searches", "loads"),
+    *("tokens_call", "tokens_all", "tokens_catalog", "tokens_search", "tokens_load"),
+)
 KEPT = timedelta(days=400)
 GIVEN_COLUMNS = ("tokens_catalog", "tokens_search", "tokens_load")
 
@@ -72,8 +79,59 @@ def count_ended_hours(now: datetime | None = None) -> int:
             break
         hour, counted = hour + HOUR, counted + 1
     if counted:
-        UsageHour.objects.filter(hour__lt=now - KEPT).delete()
+        UsageHour.objects.filter(kind__in=UsageKind.values, hour__lt=now - KEPT).delete()
     return counted
+
+
+def summed_until() -> datetime | None:
+    """Return the end of the last summed day; None if there is none."""
+    days = UsageDay.objects.filter(kind=UsageKind.ALL, key="").order_by("-day")
+    last = days.values_list("day", flat=True).first()
+    return start_of(last) + DAY if last else None
+
+
+def sum_ended_days(now: datetime | None = None) -> int:
+    """Sum the days whose hours are all counted, oldest first; return how many."""
+    start, last, summed = summed_until(), last_counted_hour(), 0
+    if start is None:
+        hours = UsageHour.objects.filter(kind=UsageKind.ALL, key="").order_by("hour")
+        first = hours.values_list("hour", flat=True).first()
+        start = start_of(first.date()) if first else None
+    while start and last and start + DAY <= last + HOUR and summed < MAX_DAYS:
+        try:
+            with transaction.atomic():
+                UsageDay.objects.bulk_create(_sum_day(start), batch_size=500)
+        except IntegrityError:  # another process has summed it
+            break
+        start, summed = start + DAY, summed + 1
+    if summed:
+        oldest = (now or timezone.now()) - KEPT
+        UsageDay.objects.filter(kind__in=UsageKind.values, day__lt=oldest.date()).delete()
+    return summed
+
+
+def _sum_day(start: datetime) -> list[UsageDay]:
+    days: dict[tuple[str, str], UsageDay] = {}
+    latencies: defaultdict[tuple[str, str], Counter[int]] = defaultdict(Counter)
+    hours = UsageHour.objects.filter(
+        kind__in=UsageKind.values, hour__gte=start, hour__lt=start + DAY
+    )
+    for row in hours.order_by().iterator():
+        of = row.kind, row.key
+        if of not in days:
+            days[of] = UsageDay(kind=row.kind, key=row.key, day=start.date())
+        for name in SUMS:
+            setattr(days[of], name, getattr(days[of], name) + getattr(row, name))
+        latencies[of][row.latency] += row.calls
+    if (UsageKind.ALL, "") not in days:  # no hour of this day was counted
+        days[UsageKind.ALL, ""] = UsageDay(kind=UsageKind.ALL, key="", day=start.date())
+    for of, day in days.items():
+        day.latencies = format_latencies(latencies[of])
+    return list(days.values())
+
+
+def start_of(day: date) -> datetime:
+    return datetime.combine(day, time(), tzinfo=UTC)
 
 
 def count_hours(start: datetime, end: datetime) -> list[UsageHour]:

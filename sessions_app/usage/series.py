@@ -1,23 +1,20 @@
 """Figures over time for charts: by hour or day, with the totals of the period before."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 
-from django.db.models import CharField, F, QuerySet, Sum, Value
+from django.db.models import CharField, Count, QuerySet, Sum
 from django.db.models.functions import Cast, Substr
 from django.utils import timezone
 
-from sessions_app.models import UsageHour, UsageKind
+from sessions_app.models import UsageDay, UsageHour, UsageKind
 from sessions_app.usage import latency, rollups
-from sessions_app.usage.filters import RANGES, Range
 from toolcrib.lib.figures import TokenFigures
+from toolcrib.lib.time_ranges import RANGES, Range
 
-SUMS = (
-    *("calls", "errors", "sessions", "searches", "loads"),
-    *("tokens_call", "tokens_all", "tokens_catalog", "tokens_search", "tokens_load"),
-)
 MAX_UNCOUNTED_HOURS = 48  # read from the ledger; more are left to the task
 
 
@@ -37,10 +34,15 @@ class Figures:
     tokens_load: int = 0
     latencies: Counter[int] = field(default_factory=Counter)
 
-    def add(self, row: UsageHour) -> None:
-        for name in SUMS:
-            setattr(self, name, getattr(self, name) + getattr(row, name))
-        self.latencies[row.latency] += row.calls
+    def add(self, row: "_Sum") -> None:
+        for name, value in zip(rollups.SUMS, row.values, strict=True):
+            setattr(self, name, getattr(self, name) + value)
+        self.add_latencies(row.latencies)
+
+    def add_latencies(self, latencies: Iterable[tuple[int, int]]) -> None:
+        for bucket, calls in latencies:
+            if calls:
+                self.latencies[bucket] += calls
 
     @property
     def error_rate(self) -> float | None:
@@ -93,10 +95,15 @@ class Series:
 
 @dataclass(frozen=True)
 class Uncounted:
-    """The newest hours, which the task has not counted yet."""
+    """The newest hours, which the task has not counted yet, and how far days are summed."""
 
     rows: list[UsageHour]
     is_partial: bool  # there are more of them
+
+    @cached_property
+    def summed_until(self) -> datetime | None:
+        """Return the end of the last summed day, read by ranges of days only."""
+        return rollups.summed_until()
 
 
 def read_uncounted(now: datetime | None = None) -> Uncounted:
@@ -106,7 +113,122 @@ def read_uncounted(now: datetime | None = None) -> Uncounted:
         return Uncounted([], False)
     end = rollups.hour_of(now or timezone.now()) + rollups.HOUR
     earliest = end - rollups.HOUR * MAX_UNCOUNTED_HOURS
-    return Uncounted(list(rollups.count_hours(max(start, earliest), end)), start < earliest)
+    rows = list(rollups.count_hours(max(start, earliest), end))
+    return Uncounted(rows, start < earliest)
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """Figures that begin at a time: of an hour, a day or, from the database, of many."""
+
+    key: str
+    at: datetime
+    values: tuple[int, ...]  # in the order of SUMS
+    latencies: Iterable[tuple[int, int]] = ()
+
+
+@dataclass(frozen=True)
+class _Period:
+    """Some time of one kind, read from summed days, counted hours and the ledger, in this order.
+
+    A range of days reads days as far as they are summed, so that three months cost little more
+    than a week.
+    """
+
+    kind: UsageKind
+    first: datetime
+    last: datetime  # the last hour
+    uncounted: Uncounted
+    by_day: bool
+    keys: Collection[str] | None = None  # None: all of the kind
+
+    @property
+    def hours_from(self) -> datetime:
+        """Return the first hour that is read as an hour."""
+        days_end = self.uncounted.summed_until if self.by_day else None
+        return max(self.first, days_end) if days_end else self.first
+
+    def days(self) -> QuerySet[UsageDay]:
+        days = UsageDay.objects.filter(
+            kind=self.kind, day__gte=self.first.date(), day__lt=self.hours_from.date()
+        )
+        days = days.filter(day__lte=self.last.date()).order_by()
+        return days if self.keys is None else days.filter(key__in=self.keys)
+
+    def hours(self) -> QuerySet[UsageHour]:
+        hours = UsageHour.objects.filter(
+            kind=self.kind, hour__gte=self.hours_from, hour__lte=self.last
+        ).order_by()
+        return hours if self.keys is None else hours.filter(key__in=self.keys)
+
+    def live(self) -> Iterator[_Sum]:
+        for row in self.uncounted.rows:
+            is_read = row.kind == self.kind and self.first <= row.hour <= self.last
+            if is_read and (self.keys is None or row.key in self.keys):
+                values = tuple(getattr(row, name) for name in rollups.SUMS)
+                yield _Sum(row.key, row.hour, values, [(row.latency, row.calls)])
+
+    def over_time(self, span: Range) -> Iterator[_Sum]:
+        """Yield the figures of all keys together, by bucket."""
+        if self.hours_from > self.first:
+            nothing = (0,) * len(rollups.SUMS)
+            sums = self.days().values_list("day").annotate(*map(Sum, rollups.SUMS))
+            for day, *values in sums:
+                yield _Sum("", rollups.start_of(day), tuple(values))
+            # Most days of a tool have few calls, so that many rows have the same latencies.
+            for day, text, times in (
+                self.days().values_list("day", "latencies").annotate(Count("pk"))
+            ):
+                of = [(bucket, calls * times) for bucket, calls in latency.parse_latencies(text)]
+                yield _Sum("", rollups.start_of(day), nothing, of)
+        rows = self.hours().annotate(bucket=_bucket(span)).values_list("bucket", "latency")
+        for bucket, of, *values in rows.annotate(*map(Sum, rollups.SUMS)):
+            yield _Sum("", _parse_bucket(bucket, span), tuple(values), [(of, values[0])])
+        yield from self.live()
+
+    def by_key(self) -> Iterator[_Sum]:
+        """Yield the figures of the whole period by key, without latencies."""
+        for query in self.queries():
+            for key, *values in query.values_list("key").annotate(*map(Sum, rollups.SUMS)):
+                yield _Sum(key, self.first, tuple(values))
+        yield from (replace(row, latencies=()) for row in self.live())
+
+    def latencies(self) -> Iterator[tuple[str, Iterable[tuple[int, int]]]]:
+        """Yield the latencies of the whole period by key."""
+        if self.hours_from > self.first:
+            for key, text in self.days().values_list("key", "latencies").iterator():
+                yield key, latency.parse_latencies(text)
+        rows = self.hours().values_list("key", "latency").annotate(Sum("calls"))
+        for key, of, calls in rows:
+            yield key, [(of, calls)]
+        for row in self.live():
+            yield row.key, row.latencies
+
+    def calls(self, span: Range) -> Iterator[tuple[str, datetime, int]]:
+        """Yield the calls of each key, by bucket."""
+        if self.hours_from > self.first:
+            for key, day, calls in self.days().values_list("key", "day", "calls").iterator():
+                yield key, rollups.start_of(day), calls
+        rows = self.hours().annotate(bucket=_bucket(span)).values_list("key", "bucket")
+        for key, bucket, calls in rows.annotate(Sum("calls")):
+            yield key, _parse_bucket(bucket, span), calls
+        for row in self.live():
+            yield row.key, row.at, row.values[0]
+
+    def queries(self) -> Iterator[QuerySet[UsageDay] | QuerySet[UsageHour]]:
+        if self.hours_from > self.first:
+            yield self.days()
+        yield self.hours()
+
+
+def _bucket(span: Range) -> Substr:
+    # Truncating the timestamp's text is cheaper than any database function on timestamps.
+    return Substr(Cast("hour", CharField()), 1, span.digits)
+
+
+def _parse_bucket(text: str, span: Range) -> datetime:
+    start = text if span.digits == 10 else f"{text}:00"
+    return datetime.fromisoformat(start).replace(tzinfo=UTC)
 
 
 def read_series(
@@ -118,28 +240,21 @@ def read_series(
 ) -> Series:
     """Return the figures of one or several agents, servers, tools or models, or of all.
 
-    The database sums the hours of each bucket, so that three months cost little more than a week.
     `uncounted` is read once for several charts of a page.
     """
     now, span = now or timezone.now(), RANGES[within]
-    keys = {key} if isinstance(key, str) else set(key)
-    starts = bucket_starts(span, now)
+    starts = span.starts(now)
     points = [Figures() for _ in starts]
     total, before = Figures(), Figures()
-    first = starts[0] - span.step * span.buckets
-    hours = UsageHour.objects.filter(kind=kind, key__in=keys, hour__gte=first, hour__lte=now)
-    uncounted = uncounted or read_uncounted(now)
-    live = (
-        row for row in uncounted.rows if row.kind == kind and row.key in keys and row.hour >= first
-    )
-    for row in (*_sum(hours, span), *live):
-        position = (row.hour - starts[0]) // span.step
+    period = _period(within, kind, now, uncounted, key, with_former=True)
+    for row in period.over_time(span):
+        position = (row.at - starts[0]) // span.step
         if position < 0:
             before.add(row)
         else:
             total.add(row)
             points[min(position, len(points) - 1)].add(row)
-    return Series(span, starts, points, total, before, uncounted.is_partial)
+    return Series(span, starts, points, total, before, period.uncounted.is_partial)
 
 
 def read_totals(
@@ -147,19 +262,61 @@ def read_totals(
     kind: UsageKind,
     now: datetime | None = None,
     uncounted: Uncounted | None = None,
+    keys: Collection[str] | None = None,
+    *,
+    latencies: bool = True,
 ) -> dict[str, Figures]:
     """Return the figures of the whole range by agent, server, tool or model."""
-    now = now or timezone.now()
-    first = bucket_starts(RANGES[within], now)[0]
-    return _totals(kind, first, now, uncounted or read_uncounted(now))
+    period = _period(within, kind, now or timezone.now(), uncounted, keys)
+    totals = _add_by_key(period)
+    if latencies:
+        _add_latencies(period, totals)
+    return totals
+
+
+def add_latencies(
+    within: str,
+    kind: UsageKind,
+    totals: dict[str, Figures],
+    now: datetime | None = None,
+    uncounted: Uncounted | None = None,
+) -> None:
+    """Add the latencies of the whole range to totals that were read without."""
+    period = _period(within, kind, now or timezone.now(), uncounted, list(totals))
+    _add_latencies(period, totals)
+
+
+def read_calls(
+    within: str,
+    kind: UsageKind,
+    keys: Collection[str],
+    now: datetime | None = None,
+    uncounted: Uncounted | None = None,
+) -> dict[str, list[int]]:
+    """Return the calls of these agents, servers, tools or models in each bucket."""
+    now, span = now or timezone.now(), RANGES[within]
+    starts = span.starts(now)
+    calls = {key: [0] * len(starts) for key in keys}
+    for key, at, number in _period(within, kind, now, uncounted, keys).calls(span):
+        calls[key][min((at - starts[0]) // span.step, len(starts) - 1)] += number
+    return calls
+
+
+def read_called_tools(uncounted: Uncounted | None = None) -> set[str]:
+    """Return the names of the tools that agents called in the last 30 days."""
+    period = _period("30d", UsageKind.TOOL, timezone.now(), uncounted)
+    names = {row.key for row in period.live() if row.values[0]}
+    for query in period.queries():
+        names.update(query.values_list("key", flat=True).distinct())
+    return names
 
 
 @dataclass(frozen=True)
 class Breakdown:
     """Figures by agent, server, tool or model, and the calls of the first over time."""
 
-    totals: dict[str, Figures]  # most calls first
-    before: dict[str, Figures]  # of the period before
+    totals: dict[str, Figures]  # most calls first; those listed with latencies
+    before: dict[str, Figures]  # of the period before, of those listed
     calls: dict[str, list[int]]  # of each bucket
 
 
@@ -169,56 +326,44 @@ def read_breakdown(
     charted: int,
     now: datetime | None = None,
     uncounted: Uncounted | None = None,
+    listed: int | None = None,
 ) -> Breakdown:
     """Return the figures by agent, server, tool or model, with the first `charted` over time."""
     now, span = now or timezone.now(), RANGES[within]
-    starts = bucket_starts(span, now)
-    first = starts[0] - span.step * span.buckets
     uncounted = uncounted or read_uncounted(now)
-    totals = _totals(kind, starts[0], now, uncounted)
-    before = _totals(kind, first, starts[0] - rollups.HOUR, uncounted)
+    totals = read_totals(within, kind, now, uncounted, latencies=False)
     keys = sorted(totals, key=lambda key: (-totals[key].calls, key))
-    calls = {key: [0] * len(starts) for key in keys[:charted]}
-    hours = UsageHour.objects.filter(kind=kind, key__in=list(calls), hour__lte=now)
-    live = (row for row in uncounted.rows if row.kind == kind and row.key in calls)
-    for row in (*_sum(hours.filter(hour__gte=starts[0]), span, by_key=True), *live):
-        position = (row.hour - starts[0]) // span.step
-        if position >= 0:
-            calls[row.key][min(position, len(starts) - 1)] += row.calls
+    add_latencies(within, kind, {key: totals[key] for key in keys[:listed]}, now, uncounted)
+    whole = _period(within, kind, now, uncounted, keys[:listed], with_former=True)
+    before = _add_by_key(replace(whole, last=span.starts(now)[0] - rollups.HOUR))
+    calls = read_calls(within, kind, keys[:charted], now, uncounted)
     return Breakdown({key: totals[key] for key in keys}, before, calls)
 
 
-def _totals(
-    kind: UsageKind, first: datetime, last: datetime, uncounted: Uncounted
-) -> dict[str, Figures]:
+def _period(
+    within: str,
+    kind: UsageKind,
+    now: datetime,
+    uncounted: Uncounted | None,
+    key: str | Collection[str] | None = None,
+    *,
+    with_former: bool = False,
+) -> _Period:
+    """Return a range up to now, optionally with as much time before it."""
+    span = RANGES[within]
+    first = span.starts(now)[0] - (span.step * span.buckets if with_former else timedelta(0))
+    keys = {key} if isinstance(key, str) else None if key is None else set(key)
+    by_day = span.step == rollups.DAY
+    return _Period(kind, first, now, uncounted or read_uncounted(now), by_day, keys)
+
+
+def _add_by_key(period: _Period) -> dict[str, Figures]:
     totals: defaultdict[str, Figures] = defaultdict(Figures)
-    hours = UsageHour.objects.filter(kind=kind, hour__gte=first, hour__lte=last)
-    for row in _sum(hours, by_key=True):
+    for row in period.by_key():
         totals[row.key].add(row)
-    for row in uncounted.rows:
-        if row.kind == kind and first <= row.hour <= last:
-            totals[row.key].add(row)
     return dict(totals)
 
 
-def _sum(
-    hours: QuerySet[UsageHour], span: Range | None = None, *, by_key: bool = False
-) -> Iterator[UsageHour]:
-    """Sum hours by latency, by bucket of a range and by key; a bucket is named by its start."""
-    # Truncating the timestamp's text is cheaper than any database function on timestamps.
-    text = Substr(Cast("hour", CharField()), 1, span.digits) if span else Value("")
-    key = F("key") if by_key else Value("")
-    rows = hours.order_by().annotate(bucket=text, of=key).values_list("of", "bucket", "latency")
-    for name, bucket, latency_bucket, *values in rows.annotate(*map(Sum, SUMS)):
-        row = UsageHour(key=name, latency=latency_bucket, **dict(zip(SUMS, values, strict=True)))
-        if span:
-            start = bucket if span.digits == 10 else f"{bucket}:00"
-            row.hour = datetime.fromisoformat(start).replace(tzinfo=UTC)
-        yield row
-
-
-def bucket_starts(span: Range, now: datetime) -> list[datetime]:
-    last = rollups.hour_of(now)
-    if span.step >= timedelta(days=1):
-        last = last.replace(hour=0)
-    return [last - span.step * back for back in reversed(range(span.buckets))]
+def _add_latencies(period: _Period, totals: dict[str, Figures]) -> None:
+    for key, latencies in period.latencies():
+        totals[key].add_latencies(latencies)

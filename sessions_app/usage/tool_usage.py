@@ -1,7 +1,8 @@
 """Tool usage: calls, errors, latency, tokens and loads by tool, and calls over time.
 
-Reads only. The database counts, with one index scan per grouping. Latencies and loads are parsed
-from the newest rows up to a limit, so the cost does not grow with the ledger.
+Reads only. The report of the page sums the counted hours and days. With a filter on an agent, and
+for the API, the database counts calls, with one index scan per grouping; latencies and loads are
+then parsed from the newest rows up to a limit, so that cost does not grow with the ledger.
 """
 
 from collections import Counter, defaultdict
@@ -14,9 +15,17 @@ from django.db.models import CharField, Count, Max, QuerySet, Sum
 from django.db.models.functions import Cast, Substr
 
 from sessions_app.ledger.event_details import read_names, read_object
-from sessions_app.models import Call, Event, EventKind
+from sessions_app.models import Call, Event, EventKind, UsageKind
 from sessions_app.usage import latency
 from sessions_app.usage.filters import FAILED, KNOWN_TOOL, UsageFilter
+from sessions_app.usage.series import (
+    Figures,
+    Uncounted,
+    add_latencies,
+    read_calls,
+    read_series,
+    read_totals,
+)
 
 PAGE = 25
 DURATIONS = 5_000  # newest answered calls, from which percentiles are computed
@@ -57,13 +66,13 @@ class Bucket:
 
 @dataclass(frozen=True)
 class UsageReport:
-    """All calls in a time range, by bucket and by tool."""
+    """All calls in a time range, by tool."""
 
-    buckets: list[Bucket]
     tools: list[ToolUsage]
     calls: int
     errors: int
     unknown_tools: int  # calls to unknown tools
+    is_sampled: bool  # percentiles come from the newest answered calls
 
 
 def count_by_tool(calls: QuerySet[Call], durations: int) -> dict[str, ToolUsage]:
@@ -119,28 +128,95 @@ def _count_loads(events: QuerySet[Event]) -> Counter[str]:
     return counts
 
 
-def usage_report(filters: UsageFilter) -> UsageReport:
-    """Count calls and errors by bucket and by tool."""
-    rows = _by_bucket(filters).values_list("bucket")
-    rows = rows.annotate(calls=Count("pk"), errors=Count("pk", filter=FAILED))
-    counts = {bucket: (calls, errors) for bucket, calls, errors in rows}
-    calls = sum(number for number, _ in counts.values())
-    tools = count_by_tool(filters.calls(), DURATIONS)
+def usage_report(
+    filters: UsageFilter,
+    uncounted: Uncounted | None = None,
+    total: Figures | None = None,
+    *,
+    percentiles: bool = False,
+) -> UsageReport:
+    """Count calls and errors by tool; `total` are the figures of all calls, if already read.
+
+    Percentiles are read on demand, and to sort by them.
+    """
+    if filters.agent:  # tools are not counted by agent
+        usage = count_by_tool(filters.calls(), DURATIONS)
+    else:
+        percentiles = percentiles or filters.sort.endswith(("p50", "p95"))
+        usage = _sum_by_tool(filters, uncounted, percentiles)
+    known = sum(tool.calls for tool in usage.values())
+    if filters.group:
+        calls, errors = known, sum(tool.errors for tool in usage.values())
+    else:
+        total = (
+            total
+            or read_series(
+                filters.within, *filters.counted_kind(), now=filters.now, uncounted=uncounted
+            ).total
+        )
+        calls, errors = total.calls, total.errors
     return UsageReport(
-        buckets=_buckets(filters, counts),
-        tools=_sort_tools(tools.values(), filters.sort),
+        tools=_sort_tools(usage.values(), filters.sort),
         calls=calls,
-        errors=sum(number for _, number in counts.values()),
-        unknown_tools=calls - sum(tool.calls for tool in tools.values()),
+        errors=errors,
+        unknown_tools=calls - known,
+        is_sampled=bool(filters.agent),
     )
 
 
-def add_trends(filters: UsageFilter, tools: Sequence[ToolUsage]) -> None:
-    """Set `trend` of each tool: its calls in each bucket."""
+def _sum_by_tool(
+    filters: UsageFilter, uncounted: Uncounted | None, percentiles: bool
+) -> dict[str, ToolUsage]:
+    names = filters.tools_of_group() if filters.group else None
+    totals = read_totals(
+        filters.within, UsageKind.TOOL, filters.now, uncounted, names, latencies=percentiles
+    )
+    return {
+        name: ToolUsage(
+            name,
+            total.calls,
+            total.errors,
+            total.tokens_call + total.tokens_load,
+            p50_ms=total.p50,
+            p95_ms=total.p95,
+        )
+        for name, total in totals.items()
+    }
+
+
+def add_details(
+    filters: UsageFilter, tools: Sequence[ToolUsage], uncounted: Uncounted | None = None
+) -> None:
+    """Set `trend` of each tool, its calls in each bucket, and percentiles that were not read."""
     names = [tool.tool_name for tool in tools]
-    trends = trends_by("tool_name", filters, tool_name__in=names)
+    if filters.agent:
+        trends = trends_by("tool_name", filters, tool_name__in=names)
+    else:
+        of = filters.within, UsageKind.TOOL
+        trends = read_calls(*of, names, filters.now, uncounted)
+        latencies = {name: Figures() for name in names}
+        add_latencies(*of, latencies, filters.now, uncounted)
+        for tool in tools:
+            tool.p50_ms, tool.p95_ms = latencies[tool.tool_name].p50, latencies[tool.tool_name].p95
     for tool in tools:
         tool.trend = trends[tool.tool_name]
+
+
+def calls_by_bucket(filters: UsageFilter) -> list[Bucket]:
+    """Return calls and errors of each hour or day of the range."""
+    names = _bucket_names(filters)
+    if filters.agent and filters.group:
+        rows = _by_bucket(filters).values_list("bucket")
+        rows = rows.annotate(calls=Count("pk"), errors=Count("pk", filter=FAILED))
+        counts = {bucket: (calls, errors) for bucket, calls, errors in rows}
+    else:
+        series = read_series(filters.within, *filters.counted_kind(), now=filters.now)
+        counts = {
+            name: (point.calls, point.errors)
+            for name, point in zip(names, series.points, strict=True)
+            if point.calls
+        }
+    return _buckets(filters, counts)
 
 
 def trends_by(field: str, filters: UsageFilter, **conditions: Any) -> dict[Any, list[int]]:
@@ -168,7 +244,7 @@ def _buckets(filters: UsageFilter, counts: Mapping[str, tuple[int, int]]) -> lis
     first = Call.objects.order_by("accepted_at").values_list("accepted_at", flat=True).first()
     return [
         Bucket(at, *counts.get(name, (0, 0)))
-        if first and at + filters.range.step > first
+        if name in counts or (first and at + filters.range.step > first)
         else Bucket(at, None)
         for at, name in zip(filters.buckets, _bucket_names(filters), strict=True)
     ]

@@ -2,7 +2,7 @@
 
 import csv
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from operator import attrgetter
 from typing import Any
@@ -17,8 +17,7 @@ from catalog import audit, model_prices, preferences
 from catalog.groups import actions as group_writes
 from catalog.groups import undo as group_undo
 from catalog.groups.actions import GroupWrite
-from catalog.models import Membership
-from sessions_app.models import Agent, AgentSession, UsageKind
+from sessions_app.models import AgentSession, UsageKind
 from sessions_app.usage import (
     call_stats,
     funnels,
@@ -30,7 +29,13 @@ from sessions_app.usage import (
     tool_usage,
 )
 from sessions_app.usage.filters import UsageFilter, filter_context
-from sessions_app.usage.series import read_series, read_uncounted
+from sessions_app.usage.series import (
+    Series,
+    Uncounted,
+    read_called_tools,
+    read_series,
+    read_uncounted,
+)
 from toolcrib.lib import figures
 from toolcrib.lib.errors import Invalid, NotFound
 from toolcrib.lib.pagination import offset_of, page_by_offset
@@ -52,11 +57,13 @@ Table = tuple[Sequence[str], Iterable[Sequence[object]]]
 @viewer_required
 def usage(request: HttpRequest) -> HttpResponse:
     filters = UsageFilter.read(request.GET)
-    report = tool_usage.usage_report(filters)
+    recent = read_uncounted(filters.now)
+    series = read_series(filters.within, *filters.counted_kind(), now=filters.now, uncounted=recent)
+    report = tool_usage.usage_report(filters, recent, series.total)
     scripts = call_stats.scripts_by_agent(filters)
     offset = offset_of(request.GET, tool_usage.PAGE)
     page = page_by_offset(report.tools, offset, tool_usage.PAGE)
-    tool_usage.add_trends(filters, page.rows)
+    tool_usage.add_details(filters, page.rows, recent)
     context: dict[str, Any] = {
         **filter_context(filters),
         "report": report,
@@ -82,11 +89,11 @@ def usage(request: HttpRequest) -> HttpResponse:
         "spared_definition": figures.SPARED,
     }
     if context["has_sessions"]:
-        context |= _chart_context(filters, request.GET.get("by", ""))
+        context |= _chart_context(filters, request.GET.get("by", ""), series, recent)
         called = {tool.tool_name for tool in report.tools}
         context |= {
             "unused": preload_advice.unused_preloads(filters, called),
-            "frequent": _preloads(filters)[: preload_advice.PAGE],
+            "frequent": _preloads(filters, recent, called)[: preload_advice.PAGE],
             "searches": searches.failed_searches(filters),
             "funnels": funnels.funnels(filters),
             "outdated": funnels.outdated_sessions(filters),
@@ -97,26 +104,22 @@ def usage(request: HttpRequest) -> HttpResponse:
     return response
 
 
-def _preloads(filters: UsageFilter) -> list[optimize.Recommendation]:
-    return optimize.simulate(optimize.GLANCE).preloads(filters.group)
+def _preloads(
+    filters: UsageFilter, recent: Uncounted | None = None, called: Collection[str] = ()
+) -> list[optimize.Recommendation]:
+    """Return the recommended preloads; `called` are the tools called in the filtered range."""
+    if recent is None or filters.is_active or filters.within != "30d":
+        called = read_called_tools(recent)
+    return optimize.simulate(optimize.GLANCE, called).preloads(filters.group)
 
 
-def _chart_context(filters: UsageFilter, by: str) -> dict[str, Any]:
+def _chart_context(
+    filters: UsageFilter, by: str, series: Series, recent: Uncounted
+) -> dict[str, Any]:
     """Return metrics and charts of the filtered agent or group, and the breakdown of all calls."""
-    sessions: dict[str, str] = {}
-    kind = UsageKind.ALL
-    keys: str | list[str] = ""
-    if filters.agent:
-        agent = Agent.objects.filter(name=filters.agent).first()
-        kind, keys = UsageKind.AGENT, str(agent.pk if agent else "")
-        sessions = {"agent": filters.agent}
-    elif filters.group:
-        members = Membership.objects.filter(group__group_id=filters.group)
-        kind, keys = UsageKind.TOOL, list(members.values_list("tool__public_name", flat=True))
-    recent = read_uncounted()
-    series, charts = panels.read_panels(
-        filters.within, kind, keys, sessions=sessions, uncounted=recent
-    )
+    kind, _ = filters.counted_kind()
+    sessions = {"agent": filters.agent} if filters.agent else {}
+    charts = panels.draw_panels(series, kind, sessions)
     chosen = UsageKind(by) if by in panels.BREAKDOWNS else panels.BREAKDOWNS[0]
     everything = series if kind == UsageKind.ALL else read_series(filters.within, uncounted=recent)
     models = model_costs.list_models(filters.within, recent)
@@ -172,12 +175,12 @@ TABLES: dict[str, Callable[[UsageFilter], Table]] = {
     "days": lambda filters: _table(
         f"{filters.range.bucket} calls errors",
         "at calls errors",
-        tool_usage.usage_report(filters).buckets,
+        tool_usage.calls_by_bucket(filters),
     ),
     "tools": lambda filters: _table(
         "tool calls errors error_percent p50_ms p95_ms tokens each",
         "tool_name calls errors error_rate p50_ms p95_ms tokens tokens_per_call",
-        tool_usage.usage_report(filters).tools,
+        tool_usage.usage_report(filters, percentiles=True).tools,
     ),
     "unused": lambda filters: _table(
         "tool group tokens",

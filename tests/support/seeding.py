@@ -400,8 +400,10 @@ def _audit(number: int, tools: list[Tool], groups: list[Group]) -> None:
 
 
 def count_usage() -> None:
-    """Count the hours of usage, as the task does, and add the state changes of all servers."""
+    """Count hours and days of usage, as the task does, and add the state changes of all servers."""
     while rollups.count_ended_hours():
+        pass
+    while rollups.sum_ended_days():
         pass
     now = timezone.now()
     StateChange.objects.bulk_create(

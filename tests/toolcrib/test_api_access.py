@@ -1,6 +1,7 @@
 """API access: keys, scopes and error format, generated from the OpenAPI schema."""
 
 import json
+import re
 
 import pytest
 from django.test import Client
@@ -309,6 +310,16 @@ def test_only_the_digest_of_a_key_is_stored(admin_token):
 
 
 # --- The description of the API -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("theme", "mode"), [("dark", ' class="dark-mode"'), ("light", "")])
+def test_the_api_reference_has_the_theme_of_the_other_pages(theme, mode, db, admin, client):
+    client.force_login(admin, backend="django.contrib.auth.backends.ModelBackend")
+    client.cookies["theme"] = theme
+    page = client.get("/api/v1/docs").content.decode()
+    assert f'<html lang="en" data-theme="{theme}"{mode}>' in page
+    settings = re.search(r'<script id="swagger-settings"[^>]*>(.*?)</script>', page)[1]
+    assert json.loads(settings)["url"] == "/api/v1/openapi.json"
 
 
 @pytest.mark.parametrize("path", ["/api/v1/docs", "/api/v1/openapi.json"])

@@ -15,7 +15,7 @@ from catalog.models import Tool, ToolState
 from catalog.search import golden_queries
 from servers.models import Server, ServerState
 from sessions_app.agents.api_keys import expiring_keys
-from sessions_app.models import Alert, AlertKind, Call, CallPath, CallState
+from sessions_app.models import Alert, AlertKind, Call, CallPath
 from sessions_app.usage.filters import FAILED
 from toolcrib.lib.text import plural
 from toolcrib.notifications import RAISED, RESOLVED
@@ -115,7 +115,7 @@ def _failing_servers(now: datetime, seconds: int) -> Iterator[Condition]:
 
 def _waiting_approvals() -> Iterator[Condition]:
     kind = AlertKind.APPROVAL_WAITING
-    if held := Call.objects.filter(state=CallState.HELD).count():
+    if held := Call.objects.held().count():
         message = f"{plural(held, 'call')} {'waits' if held == 1 else 'wait'} for a decision."
         yield Condition(kind, "calls", message, reverse("held-calls"))
     if pending := Tool.objects.filter(state=ToolState.WAITING).count():

@@ -22,7 +22,7 @@ from catalog.search import golden_queries
 from servers.models import Server, ServerState
 from servers.web import remedies
 from sessions_app.agents.api_keys import expiring_keys
-from sessions_app.models import Agent, ApiKey, Call, CallState, SessionState
+from sessions_app.models import Agent, ApiKey, Call, SessionState
 from toolcrib.lib.display import group_digits
 from toolcrib.lib.roles import Role
 from toolcrib.lib.text import plural
@@ -124,7 +124,7 @@ def _pending_removals() -> list[AttentionItem]:
 
 
 def _held_calls() -> list[AttentionItem]:
-    held = Call.objects.filter(state=CallState.HELD).count()
+    held = Call.objects.held().count()
     if not held:
         return []
     message = f"{plural(held, 'call')} {'waits' if held == 1 else 'wait'} for a decision."

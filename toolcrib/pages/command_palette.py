@@ -18,7 +18,7 @@ from django.urls import NoReverseMatch, resolve, reverse
 from django.views.decorators.http import require_safe
 
 from catalog.models import Group, Tool, ToolState
-from servers.models import Server
+from servers.models import Server, ServerState
 from sessions_app.models import Agent, AgentSession
 from toolcrib.lib import display
 from toolcrib.lib.request import is_htmx_fragment, text
@@ -61,6 +61,19 @@ PAGES = (
     Entry("Unmet searches", "missed", "not found"),
     Entry("Held calls", "held-calls", "approve deny decide waiting"),
 )
+# Filtered lists, found by the state that they show.
+STATES = (
+    Entry("Failing servers", "servers", "broken down unhealthy offline", "", "?state=failing"),
+    Entry("Disabled servers", "servers", "stopped off paused", "", "?state=disabled"),
+    Entry("Hidden tools", "tools", "held blocked unavailable", "", "?state=held"),
+    Entry("Missing tools", "tools", "gone removed deleted", "", "?state=missing"),
+    Entry("Rejected tools", "tools", "denied definitions", "", "?state=rejected"),
+    Entry("Tools with lint warnings", "tools", "findings suspicious", "", "?findings=1"),
+    Entry("Unused tools", "tools", "never called", "", "?unused=1"),
+    Entry("Open sessions", "sessions", "running active live", "", "?state=open"),
+    Entry("Sessions with errors", "sessions", "failed failing", "", "?errors=1"),
+    Entry("Expired sessions", "sessions", "idle ended", "", "?state=expired"),
+)
 ACTIONS = (
     Entry("Add server", "server-add", "import mcp.json connect new"),
     Entry("Create group", "groups", "make new", fragment="#new-group"),
@@ -70,12 +83,82 @@ ACTIONS = (
     Entry("Export sessions", "sessions-export", "download json lines"),
     Entry("Approve changes", "approvals", "review pending definitions reject"),
     Entry("Create rule", "rule-add", "make new policy hold deny"),
+    Entry("Rotate or revoke a key", "agents", "renew replace expire api token credentials"),
+    Entry("Decide held calls", "held-calls", "approve deny allow reject waiting"),
+    Entry("Try a script", "script-try", "run code python typescript"),
     Entry("Invite a person", "people", "add user viewer operator admin"),
 )
 THEMES = {"light": "Light theme", "dark": "Dark theme", "auto": "System theme"}
 # Actions of admins whose page operators can open too.
-ADMIN_ACTIONS = {"groups", "people"}
-OPERATOR_ACTIONS = {"approvals"}
+ADMIN_ACTIONS = {"groups", "people", "agents"}
+OPERATOR_ACTIONS = {"approvals", "held-calls"}
+MIN_VERB_LENGTH = 2  # letters of a verb before things are offered with it
+
+
+@dataclass(frozen=True)
+class Verb:
+    """An action on a server, an agent or a tool: found by a verb, then words of the name.
+
+    It leads to the page and the place where the action is, unless it can be undone at once.
+    """
+
+    verbs: str
+    label: str  # with the name
+    url: str  # URL name, with the name of the thing as its argument
+    role: Role = Role.ADMIN
+    fragment: str = ""
+    posts: bool = False
+    note: str = ""
+    enabled: bool | None = None  # only things that are enabled, or only disabled ones
+
+
+SERVER_VERBS = (
+    Verb(
+        *("sync refresh update fetch", "Sync {}", "server-sync"),
+        posts=True,
+        note="fetch its tools now",
+        enabled=True,
+    ),
+    Verb("enable start resume", "Enable {}", "server-enable", posts=True, enabled=False),
+    Verb("disable stop pause", "Disable {}", "server", note="on its page", enabled=True),
+    Verb(
+        *("credentials token secret", "Enter credentials of {}", "server-settings"),
+        fragment="#credentials",
+    ),
+    Verb("edit change configure", "Edit {}", "server-settings"),
+    Verb("delete remove", "Delete {}", "server-settings", fragment="#danger-title"),
+)
+RECONNECT = Verb(
+    *("reconnect restart retry reload", "Reconnect {}", "server-sync"),
+    posts=True,
+    note="connect and fetch its tools",
+    enabled=True,
+)
+AGENT_VERBS = (
+    Verb("rotate renew replace", "Rotate a key of {}", "agent-keys"),
+    Verb("revoke expire", "Revoke a key of {}", "agent-keys"),
+    Verb("connect configure", "Connect {}", "agent-connect", Role.OPERATOR),
+    Verb("edit change limit", "Edit {}", "agent-settings"),
+    Verb(
+        "disable stop pause",
+        "Disable {}",
+        "agent-settings",
+        fragment="#enabled-title",
+        enabled=True,
+    ),
+    Verb(
+        "enable start resume",
+        "Enable {}",
+        "agent-settings",
+        fragment="#enabled-title",
+        enabled=False,
+    ),
+    Verb("delete remove", "Delete {}", "agent-settings", fragment="#danger-title"),
+)
+TOOL_VERBS = (
+    Verb("try call run test", "Try {}", "tool-try"),
+    Verb("hide hold release show block allow", "Access of {}", "tool", fragment="#access"),
+)
 
 
 @require_safe
@@ -93,8 +176,9 @@ def palette(request: HttpRequest) -> HttpResponse:
 def search(query: str, role: Role) -> list[Section]:
     """Return what matches every word, by kind; for an empty query, pages and actions."""
     words = query.lower().split()[:MAX_WORDS]
+    pages = (*PAGES, *STATES) if words else PAGES
     sections = [
-        Section("Pages", [_choice(entry) for entry in _matching(PAGES, words, role)]),
+        Section("Pages", [_choice(entry) for entry in _matching(pages, words, role)]),
         Section("Actions", _actions(words, role)),
     ]
     if words:
@@ -134,13 +218,39 @@ def _actions(words: list[str], role: Role) -> list[Choice]:
         if role >= Role.OPERATOR or entry.name not in OPERATOR_ACTIONS
     ]
     if words:
-        actions += _themes(words) + _settings_sections(words, role)
-    if is_admin and words and "sync".startswith(words[0]):
-        servers = _by_name(Server.objects.filter(enabled=True), "name", "slug", words=words[1:])
-        for server in servers:
-            url = reverse("server-sync", args=[server.slug])
-            actions.append(Choice(f"Sync {server.name}", url, "fetch its tools now", posts=True))
+        actions += _themes(words) + _settings_sections(words, role) + _on_objects(words, role)
+    if words and all(word in "sign out log logout" for word in words):
+        actions.append(Choice("Sign out", reverse("sign-out"), posts=True))
     return actions
+
+
+def _on_objects(words: list[str], role: Role) -> list[Choice]:
+    """Return the actions of a verb on servers, agents and tools that the other words name."""
+    verb, names = words[0], words[1:]
+    if len(verb) < MIN_VERB_LENGTH:
+        return []
+    failing = Server.objects.filter(state=ServerState.FAILING)
+    choices = []
+    for row, rows, fields in (
+        *((row, Server.objects.all(), ("name", "slug")) for row in SERVER_VERBS),
+        (RECONNECT, failing, ("name", "slug")),
+        *((row, Agent.objects.all(), ("name",)) for row in AGENT_VERBS),
+        *(
+            (row, Tool.objects.exclude(state=ToolState.MISSING), ("public_name",))
+            for row in TOOL_VERBS
+        ),
+    ):
+        if role < row.role or not any(known.startswith(verb) for known in row.verbs.split()):
+            continue
+        if row in TOOL_VERBS and not names:
+            continue  # any of thousands
+        if row.enabled is not None:
+            rows = rows.filter(enabled=row.enabled)
+        for thing in _by_name(rows, *fields, words=names):
+            name = getattr(thing, fields[0])
+            url = reverse(row.url, args=[getattr(thing, fields[-1])]) + row.fragment
+            choices.append(Choice(row.label.format(name), url, row.note, posts=row.posts))
+    return choices
 
 
 def _themes(words: list[str]) -> list[Choice]:

@@ -9,7 +9,7 @@ from django.urls import resolve, reverse
 
 from catalog.models import Group, Tool, ToolState
 from servers.models import Server, ServerState
-from sessions_app.models import Agent, Call, CallState
+from sessions_app.models import Agent, Call
 from toolcrib.lib import display
 from toolcrib.lib.request import is_htmx_fragment
 from toolcrib.lib.roles import Role, required_role_of, role_of
@@ -83,7 +83,7 @@ def _navigation(request: HttpRequest, role: Role) -> list[dict[str, Any]]:
         return []
     failing = Server.objects.filter(state=ServerState.FAILING, enabled=True).exists()
     pending = Tool.objects.filter(state=ToolState.WAITING).count()
-    pending += Call.objects.filter(state=CallState.HELD).count()
+    pending += Call.objects.held().count()
     counts: dict[str, dict[str, Any]] = {
         "servers": {"count": Server.objects.count(), "waiting": failing},
         "tools": {"count": Tool.objects.exclude(state=ToolState.MISSING).count()},

@@ -33,8 +33,9 @@ from sessions_app.agents import onboarding_views
 from sessions_app.models import Agent, AgentSession
 from sessions_app.review import queries as review_queries
 from sessions_app.usage import model_costs, panels
-from sessions_app.usage.filters import range_context
+from sessions_app.usage.series import read_uncounted
 from toolcrib.lib.roles import Role, role_of, viewer_required
+from toolcrib.lib.time_ranges import DEFAULT_RANGE, range_context, read_range
 from toolcrib.pages import attention
 
 logger = logging.getLogger(__name__)
@@ -71,9 +72,10 @@ def block(read: Callable[[], Any]) -> Block:
 # --- Metrics ------------------------------------------------------------------------------------
 
 
-def numbers(within: str = panels.DEFAULT_RANGE) -> dict[str, Any]:
-    series, charts = panels.read_panels(within)
-    metrics = panels.list_metrics(series, money=model_costs.total_money(within))
+def numbers(within: str = DEFAULT_RANGE) -> dict[str, Any]:
+    recent = read_uncounted()
+    series, charts = panels.read_panels(within, uncounted=recent)
+    metrics = panels.list_metrics(series, money=model_costs.total_money(within, recent))
     total = series.total
     return {
         "figures": [metric for metric in metrics if metric.label in METRICS],
@@ -143,7 +145,7 @@ def overview(request: HttpRequest) -> HttpResponse:
         return render(request, "toolcrib/pages/overview.html", {"first_run": True, "demo": _demo()})
     blocks = {
         "attention": block(lambda: attention.items(role_of(request.user))),
-        "numbers": block(lambda: numbers(panels.read_range(request.GET))),
+        "numbers": block(lambda: numbers(read_range(request.GET))),
         "servers": block(servers),
         "sessions": block(recent_sessions),
     }

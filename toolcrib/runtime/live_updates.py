@@ -22,7 +22,7 @@ from django.views.decorators.http import require_safe
 
 from catalog.models import AuditEntry, Revision, Tool, ToolState
 from servers.models import Server
-from sessions_app.models import Call, CallState, Event
+from sessions_app.models import Call, Event
 from toolcrib.lib.db_threads import run_in_db_thread
 from toolcrib.lib.roles import Role, role_of
 from toolcrib.runtime.lifespan import runtime
@@ -142,7 +142,7 @@ class LiveUpdates:
 def _pending_approvals() -> tuple[object, ...]:
     """Return what changes whenever a definition or a call starts or ends to wait for a person."""
     tools = Tool.objects.filter(state=ToolState.WAITING)
-    held = Call.objects.filter(state=CallState.HELD)
+    held = Call.objects.held()
     numbers = (
         tools.aggregate(Count("pk"), Max("pk"), Max("latest")),
         held.aggregate(Count("pk"), Max("pk")),
@@ -229,7 +229,7 @@ def read_recent_changes(age: float) -> set[str]:
     entry = AuditEntry.objects.order_by("-pk").values_list("at", flat=True).first()
     if entry is not None and entry > start:
         changed |= {"catalog", "approvals"}
-    if Call.objects.filter(state=CallState.HELD, accepted_at__gt=start).exists():
+    if Call.objects.held().filter(accepted_at__gt=start).exists():
         changed.add("approvals")
     return changed
 

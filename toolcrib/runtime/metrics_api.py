@@ -16,7 +16,6 @@ from sessions_app.models import (
     AgentSession,
     Alert,
     Call,
-    CallState,
     RunState,
     ScriptRun,
     SessionState,
@@ -68,7 +67,7 @@ def _stored_gauges() -> dict[Series, float]:
     return {
         ("toolcrib_sessions_open",): AgentSession.objects.filter(state=SessionState.OPEN).count(),
         ("toolcrib_alerts_firing",): Alert.objects.filter(resolved_at=None).count(),
-        ("toolcrib_calls_held",): Call.objects.filter(state=CallState.HELD).count(),
+        ("toolcrib_calls_held",): Call.objects.held().count(),
         ("toolcrib_scripts_held",): ScriptRun.objects.filter(state=RunState.HELD).count(),
         ("toolcrib_tools_pending_review",): Tool.objects.filter(state=ToolState.WAITING).count(),
         **{("toolcrib_servers", state): by_state[state] for state in ServerState.values},

@@ -178,7 +178,7 @@ def first_sentence(text: object, limit: int = 160) -> str:
 
 @register.simple_tag(takes_context=True)
 def query_string(context: Context, **changes: object) -> str:
-    """Return the page's query string with parameters changed; None or "" removes one.
+    """Return the page's query string with parameters changed; empty ones are left out.
 
     The context variable `page_query` replaces the parameters of the request, for fragments that
     are rendered for another URL than the one requested.
@@ -195,6 +195,8 @@ def query_string(context: Context, **changes: object) -> str:
             query.setlist(name, [str(item) for item in value])
         else:
             query[name] = str(value)
+    for name in [name for name, values in query.lists() if not any(values)]:
+        del query[name]
     return f"?{query.urlencode()}"
 
 

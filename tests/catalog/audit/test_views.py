@@ -4,11 +4,12 @@ import csv
 import io
 import json
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.core.management import call_command
 from django.db import connection
+from django.utils import timezone
 
 from catalog import audit
 from catalog.audit import SYSTEM, Actor
@@ -73,6 +74,33 @@ def test_each_kind_of_actor_is_named(signed_in, forecast, actor, words):
 
     assert f"· {words} ·" in text_of(page)
     assert f'class="kind {actor.kind}"' in page.content.decode()
+
+
+def test_a_range_ends_now_and_is_kept_by_filters_links_and_exports(signed_in, forecast):
+    now = timezone.now()
+    for verb, days in (("tool.hold", 0), ("tool.release", 3), ("tool.rename", 40)):
+        set_time(audit.record(ADA, verb, forecast), (now - timedelta(days=days)).isoformat())
+
+    def verbs(query, **headers):
+        response = signed_in.get(f"/audit?{query}", **headers)
+        return re.findall(r"· (tool\.\w+) ·", text_of(response)), response.content.decode()
+
+    assert verbs("range=24h")[0] == ["tool.hold"]
+    assert verbs("range=7d")[0] == ["tool.release", "tool.hold"]
+    assert len(verbs("range=nonsense")[0]) == 3
+    page = verbs("range=7d&target=tool")[1]
+    assert 'name="range" value="7d"' in page  # other filters keep it
+    assert re.search(r'href="\?range=30d&amp;target=tool"[^>]*>30 days', page)
+    assert 'href="/audit/export.csv?range=7d&amp;target=tool"' in page
+    exported = json.loads(signed_in.get("/audit/export.json?range=24h").content)["entries"]
+    assert "tool.release" not in [entry["verb"] for entry in exported]
+    # A date replaces the range; after a filter the links keep the other filters.
+    since = f"{now - timedelta(days=60):%Y-%m-%d}"
+    listed, page = verbs(f"range=24h&since={since}")
+    assert (len(listed), 'name="range"' in page) == (3, False)
+    page = verbs("range=7d&actor=ada@example.org", HTTP_HX_REQUEST="true")[1]
+    assert re.search(r'<nav class="chips range" id="range"[^>]* hx-swap-oob="true"', page)
+    assert re.search(r'href="\?range=30d&amp;actor=ada%40example.org"', page)
 
 
 def test_the_date_range_is_inclusive(signed_in, forecast):

@@ -293,6 +293,84 @@ def test_an_invalid_definition_is_rejected_with_the_reason(text, sentence, signe
     assert not Tool.objects.exists()
 
 
+def test_a_custom_tool_is_made_from_fields_and_edited_in_them(signed_in):
+    assert "Name of parameter 3" in signed_in.get(reverse("tool-add")).text
+    fields = {
+        "rows": "3",
+        "name": "open_ticket",
+        "description": "Open a ticket.",
+        "name_0": "title",
+        "type_0": "string",
+        "required_0": "on",
+        "description_0": "One line.",
+        "name_2": "labels",
+        "type_2": "array",
+    }
+    more = signed_in.post(reverse("tool-add"), {**fields, "more": "1"})
+    assert more.status_code == 200
+    assert 'value="One line."' in more.text
+    assert "Name of parameter 6" in more.text
+    assert not Tool.objects.filter(name="open_ticket").exists()
+
+    signed_in.post(reverse("tool-add"), fields)
+    tool = Tool.objects.get(name="open_ticket")
+    assert tool.definition.tool == {
+        "name": "open_ticket",
+        "description": "Open a ticket.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "title": {"type": "string", "description": "One line."},
+                "labels": {"type": "array", "items": {"type": "string"}},
+            },
+            "required": ["title"],
+        },
+    }
+    address = reverse("tool-edit", args=[tool.public_name])
+    page = signed_in.get(address).text
+    assert 'value="labels"' in page
+    assert 'id="id_definition"' in signed_in.get(address + "?as=json").text
+    signed_in.post(address, {**fields, "description": "Open one."})
+    assert Tool.objects.get(pk=tool.pk).definition.tool["description"] == "Open one."
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"name_1": "title"}, "There are two parameters title."),
+        ({"description_1": "Lost."}, "Name this parameter, or clear its description."),
+        ({"type_0": "secret"}, "Select a valid choice."),
+        ({"name": "search_tools"}, "the name of a built-in tool"),
+        ({"name": ""}, "This field is required."),
+        ({"rows": "9" * 30, "description": ""}, "This field is required."),
+    ],
+)
+def test_fields_of_a_custom_tool_are_checked(changed, message, signed_in):
+    fields = {"rows": "2", "name": "open_ticket", "description": "Open.", "name_0": "title"}
+    response = signed_in.post(reverse("tool-add"), {**fields, **changed})
+    assert response.status_code == 422
+    assert message in text_of(response)
+    assert not Tool.objects.filter(name="open_ticket").exists()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"type": "string", "enum": ["b"]}}},
+        {"type": "object", "properties": {"a": True}},
+        {"type": "object", "properties": {"a": {"type": ["string", "null"]}}},
+        {"type": "object", "properties": {"a": {"type": "array"}}},
+        {"type": "object", "additionalProperties": False},
+    ],
+)
+def test_a_tool_that_fields_cannot_show_is_edited_as_json(schema, signed_in):
+    definition = {"name": "open_ticket", "description": "Open.", "inputSchema": schema}
+    signed_in.post(reverse("tool-add"), {"definition": json.dumps(definition)})
+    page = signed_in.get(reverse("tool-edit", args=["open_ticket"])).text
+    assert 'id="id_definition"' in page
+    assert "?as=json" not in page
+
+
 def test_a_custom_tool_can_be_edited_and_keeps_its_history(signed_in, custom):
     page = signed_in.get(reverse("tool-edit", args=["open_ticket"]))
     assert "Open a ticket." in text_of(page)

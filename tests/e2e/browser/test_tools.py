@@ -83,7 +83,7 @@ def stocked(browser, populated, cookies, weather_url, tmp_path_factory):
     ):  # another test file may have created it
         context = browser.new_context(base_url=populated.url, storage_state=cookies)
         page = context.new_page()
-        page.goto("/tools/custom/add")
+        page.goto("/tools/custom/add?as=json")
         page.get_by_label("Tool as JSON").fill(json.dumps(TICKET))
         page.get_by_role("button", name="Add tool").click()
         expect(page.get_by_text("Saved open_ticket.")).to_be_visible()
@@ -220,6 +220,7 @@ def test_everything_works_without_javascript(stocked, open_page):
     page.get_by_label("Available: agents can find and call it").check()
     page.get_by_role("button", name="Save access").click()
     page.get_by_role("link", name="Edit tool").click()
+    page.get_by_role("link", name="JSON", exact=True).click()
     page.get_by_label("Tool as JSON").fill('{"name": "open_ticket",}')
     page.get_by_role("button", name="Save tool").click()
     expect(page.locator(".error-summary")).to_contain_text("Line 1, column")

@@ -40,7 +40,7 @@ def test_filters_change_the_url_and_the_tables(used, open_page):
     expect(tools.locator("tbody tr")).to_have_count(1)
     expect(tools).to_contain_text("50.0%")
     page.get_by_role("navigation", name="Time range").get_by_role("link", name="24 hours").click()
-    expect(page).to_have_url("/usage?range=24h&agent=runner&group=")
+    expect(page).to_have_url("/usage?range=24h&agent=runner")
     expect(page.get_by_role("heading", name="Last 24 hours")).to_be_visible()
     expect(page.locator("#trend-calls")).to_contain_text("2 calls")
     expect(page.get_by_text("“zzzzqqqq”")).to_be_visible()

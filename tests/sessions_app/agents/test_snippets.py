@@ -1,7 +1,9 @@
 """The connection snippets in the documentation; test_views.py shows them on the pages."""
 
+import json
 import os
 import re
+import subprocess
 from pathlib import Path
 
 from sessions_app.agents import snippet_templates, snippets
@@ -32,3 +34,15 @@ def test_no_document_names_a_model_that_its_provider_may_end():
     documents += [ROOT / "README.md", Path(snippet_templates.__file__), Path(snippets.__file__)]
     documents = [path for path in documents if path.name != "clients.md"]  # names what it ran
     assert [path.name for path in documents if pattern.search(path.read_text())] == []
+
+
+def test_a_call_as_curl_survives_the_shell_with_any_arguments(tmp_path):
+    arguments = {"q": "it's $(touch pwned) `id` \\ \" \n ✓", "n": [1, None]}
+    text = snippets.curl_call("http://localhost:8000/", "weather__get_forecast", arguments)
+    shell = "curl() { printf '%s\\0' \"$@\" >> sent; echo ses_" + "0" * 32 + "; }\n" + text
+    subprocess.run(["bash", "-eu", "-c", shell], cwd=tmp_path, check=True, capture_output=True)
+    sent = (tmp_path / "sent").read_text().split("\0")
+    assert f"http://localhost:8000/api/v1/sessions/ses_{'0' * 32}/call" in sent
+    assert json.loads(sent[-2]) == {"tool_name": "weather__get_forecast", "arguments": arguments}
+    assert sent.count("Authorization: Bearer tcb_…") == 2
+    assert not (tmp_path / "pwned").exists()

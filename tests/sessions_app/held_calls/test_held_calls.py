@@ -4,6 +4,7 @@ import asyncio
 from datetime import timedelta
 
 import pytest
+from django.db import connection
 from django.utils import timezone
 
 from catalog.audit import SYSTEM, Actor
@@ -16,7 +17,7 @@ from sessions_app.agents import actions as agent_actions
 from sessions_app.agents import api_keys
 from sessions_app.held_calls import actions, answers, ending, execution
 from sessions_app.ledger import calls as call_ledger
-from sessions_app.models import Agent, AgentSession, ApiKey, Call, Event, HeldCall
+from sessions_app.models import Agent, AgentSession, ApiKey, Call, CallState, Event, HeldCall
 from sessions_app.sessions import lifecycle
 from tests.sessions_app.held_calls.conftest import said
 from tests.sessions_app.rules.test_dispatch import add_rule
@@ -443,3 +444,10 @@ def test_an_allowed_call_whose_fixed_values_changed_is_refused(run):
     row = run(scenario)
     assert (row.state, row.sent_at) == ("refused", None)
     assert "fixed values of raw__say have changed" in row.error_message
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="the plan of SQLite")
+def test_held_calls_are_counted_by_their_index(db):
+    """Every page counts them: without the index it reads the whole ledger."""
+    assert "call_waiting" in Call.objects.held().explain()
+    assert "call_waiting" not in Call.objects.filter(state=CallState.HELD).explain()

@@ -439,6 +439,8 @@ def test_a_range_ends_now_and_is_kept_in_links_exports_and_saved_views(signed_in
     page = listed("range=24h&errors=")[1]
     assert 'name="range" value="24h"' in page  # other filters keep it
     assert re.search(r'href="\?range=7d[^"]*"[^>]*>7 days', page)
+    filtered = signed_in.get("/sessions?q=&range=24h&agent=scout&tool=", HTTP_HX_REQUEST="true")
+    assert re.search(r'href="\?range=7d&amp;agent=scout"', filtered.content.decode())
     exported = signed_in.get("/sessions/export.jsonl?range=24h")
     lines = b"".join(exported.streaming_content).splitlines()
     assert [json.loads(line)["id"] for line in lines] == [recent.session_id]
@@ -549,6 +551,10 @@ def test_the_form_starts_with_the_required_arguments_beside_the_schema(as_admin,
     page = as_admin.get("/tools/open_ticket/try")
 
     assert "{\n  &quot;title&quot;: &quot;&quot;\n}" in page.content.decode()
+    assert "&quot;tool_name&quot;: &quot;open_ticket&quot;" in page.content.decode()  # as curl
+    sent = submit(as_admin, "open_ticket", {"title": "It's broken"}).content.decode()
+    assert "&quot;title&quot;: &quot;It&#x27;&quot;&#x27;&quot;&#x27;s broken&quot;" in sent
+    assert "View as curl" not in text_of(submit(as_admin, "open_ticket", "{"))
     assert "Input schema title string required One line." in text_of(page)
 
 

@@ -65,6 +65,18 @@ def test_a_preload_that_costs_more_than_it_saves_is_not_recommended(scout):
     assert optimize.simulate().rows == []
 
 
+def test_tools_that_are_loaded_together_spare_the_round_trip_only_together(scout):
+    tool = forecast_of(**SAFE)
+    other = make_tool(tool.server, "get_alarms", description="Storms.", annotations=SAFE)
+    both, cost = [tool.public_name, other.public_name], tool.approved.tokens + other.approved.tokens
+    for _ in range(4):
+        session = make_session(scout, tokens_load=cost)
+        make_event(session, "searched", tokens=500)
+        make_event(session, "loaded", group_id="mcp:weather", names=both, tokens=cost)
+    # One alone spares its definition, which it costs, and no round trip.
+    assert optimize.simulate().rows == []
+
+
 @pytest.mark.parametrize("annotations", [{"destructiveHint": True}, {}])
 def test_a_tool_that_may_be_destructive_is_never_preloaded(scout, annotations):
     run_sessions(scout, forecast_of(**annotations))

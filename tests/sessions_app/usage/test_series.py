@@ -1,14 +1,21 @@
-"""Hourly figures: counted from the ledger, the same before and after they are stored."""
+"""Figures by hour and day: counted from the ledger, the same before and after they are stored."""
 
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import connection
+from django.utils import timezone
 
-from sessions_app.models import AgentSession, Call, UsageHour, UsageKind
+from sessions_app import tasks
+from sessions_app.models import AgentSession, Call, UsageDay, UsageHour, UsageKind
 from sessions_app.usage import latency, rollups
-from sessions_app.usage.series import read_breakdown, read_series, read_totals
+from sessions_app.usage.series import (
+    read_breakdown,
+    read_called_tools,
+    read_series,
+    read_totals,
+)
 from tests.support.factories import make_call, make_event, make_server, make_session, make_tool
 
 pytestmark = pytest.mark.django_db
@@ -81,6 +88,61 @@ def test_stored_hours_give_the_same_figures_as_the_ledger(session, forecast):
     assert live == {key: figures_of(read_series("7d", *key, now=NOW)) for key in live}
     assert tools == read_totals("7d", UsageKind.TOOL, now=NOW)
     assert tools[forecast.public_name].calls == 4
+
+
+def read_everything(within, forecast):
+    """Return what charts, breakdowns and tables read of a range."""
+    names = [forecast.public_name, "weather__sound_alarm"]
+    series = [
+        figures_of(read_series(within, kind, keys, now=NOW))
+        for kind, keys in ((UsageKind.ALL, ""), (UsageKind.TOOL, names), (UsageKind.MODEL, "nil"))
+    ]
+    breakdown = read_breakdown(within, UsageKind.TOOL, 1, now=NOW, listed=2)
+    return series, breakdown, read_totals(within, UsageKind.SERVER, now=NOW)
+
+
+def test_summed_days_give_the_same_figures_as_their_hours(session, forecast):
+    other = make_tool(forecast.server, "sound_alarm")
+    for hours in range(0, 16 * 24, 5):
+        tool, state = (other, "failed") if hours % 3 == 0 else (forecast, "succeeded")
+        make_call(session, tool, at=NOW - hours * HOUR, ms=hours * 7, state=state)
+    while rollups.count_ended_hours(NOW):
+        pass
+    of_hours = {within: read_everything(within, forecast) for within in ("24h", "7d", "90d")}
+
+    assert rollups.sum_ended_days(NOW) == 10
+    half = {within: read_everything(within, forecast) for within in of_hours}
+    assert rollups.sum_ended_days(NOW) == 6
+    assert rollups.sum_ended_days(NOW) == 0
+    whole = {within: read_everything(within, forecast) for within in of_hours}
+
+    assert of_hours == half == whole
+    day = UsageDay.objects.filter(kind=UsageKind.ALL).latest("day")
+    assert day.day == NOW.date() - timedelta(days=1)  # today has not ended
+    UsageHour.objects.filter(hour__lt=NOW.replace(hour=0, minute=0)).delete()
+    assert read_everything("7d", forecast) == of_hours["7d"]  # only today was read by hour
+
+
+def test_the_periodic_task_counts_hours_and_sums_days(session, forecast):
+    made = timezone.now() - timedelta(days=2)
+    make_call(session, forecast, at=made)
+    AgentSession.objects.update(created_at=made)
+    tasks.tidy()
+    assert UsageDay.objects.get(kind=UsageKind.ALL, day=made.date()).calls == 1
+
+
+def test_tools_called_in_thirty_days_are_those_of_days_hours_and_the_ledger(session, forecast):
+    assert read_called_tools() == set()
+    now = timezone.now()
+    for number, days in enumerate((40, 20, 1, 0)):
+        tool = make_tool(forecast.server, f"tool_{number}")
+        make_call(session, tool, at=now - timedelta(days=days))
+        if days:
+            rollups.count_ended_hours()
+            rollups.sum_ended_days()
+    while rollups.count_ended_hours():
+        pass
+    assert read_called_tools() == {f"weather__tool_{number}" for number in (1, 2, 3)}
 
 
 def test_stored_hours_stay_when_their_sessions_are_deleted(session, forecast):

@@ -16,7 +16,15 @@ from catalog.groups import actions as group_actions
 from catalog.models import AuditEntry, Group, Membership
 from catalog.tools import actions as tool_actions
 from sessions_app.models import AgentSession, Expansion
-from sessions_app.usage import funnels, optimize, preload_advice, rollups, searches, tool_usage
+from sessions_app.usage import (
+    funnels,
+    optimize,
+    panels,
+    preload_advice,
+    rollups,
+    searches,
+    tool_usage,
+)
 from sessions_app.usage import views as usage_views
 from sessions_app.usage.filters import UsageFilter
 from tests.support.factories import (
@@ -93,17 +101,19 @@ def test_calls_errors_and_tokens_are_counted_by_day_and_by_tool(scout, forecast,
     make_call(None, forecast, path="try")
     make_call(session, forecast, at=timezone.now() - timedelta(days=31))
 
-    report = tool_usage.usage_report(filters())
+    rollups.count_ended_hours()
+    report = tool_usage.usage_report(filters(), percentiles=True)
 
     assert (report.calls, report.errors, report.unknown_tools) == (6, 3, 1)
-    assert [(bucket.calls, bucket.errors) for bucket in report.buckets[-2:]] == [(1, 1), (5, 2)]
+    buckets = tool_usage.calls_by_bucket(filters())
+    assert [(bucket.calls, bucket.errors) for bucket in buckets[-2:]] == [(1, 1), (5, 2)]
     first = report.tools[0]
     assert (first.tool_name, first.calls, first.errors, first.tokens) == (
         "weather__get_forecast", 4, 1, 60
     )  # fmt: skip
     assert (first.error_rate, first.tokens_per_call) == (25.0, 15)
     assert (first.p50_ms, first.p95_ms) == pytest.approx((200, 900), rel=0.2)
-    tool_usage.add_trends(filters(), report.tools)
+    tool_usage.add_details(filters(), report.tools)
     assert first.trend[-3:] == [0, 1, 3]
     assert [tool.tool_name for tool in report.tools] == [
         "weather__get_forecast",
@@ -111,10 +121,20 @@ def test_calls_errors_and_tokens_are_counted_by_day_and_by_tool(scout, forecast,
     ]
 
 
+@pytest.mark.parametrize("ms", [90, 900, 4_000, 90_000])
+def test_the_axis_of_latencies_has_one_unit(ms, scout, forecast):
+    make_call(make_session(scout), forecast, ms=ms)
+    _, charts = panels.read_panels("24h")
+    axis = next(panel for panel in charts if panel.slug == "latency").axis
+    assert re.fullmatch(r"[\d.]+ (m?s)", axis[0])
+    assert "k" not in "".join(axis)
+
+
 def test_buckets_before_the_first_recorded_call_have_no_count(scout, forecast):
     make_call(make_session(scout), forecast, at=timezone.now() - timedelta(days=2))
 
-    buckets = tool_usage.usage_report(filters("range=7d")).buckets
+    rollups.count_ended_hours()
+    buckets = tool_usage.calls_by_bucket(filters("range=7d"))
 
     assert [bucket.calls for bucket in buckets] == [None, None, None, None, 1, 0, 0]
 
@@ -124,6 +144,8 @@ def test_the_report_is_filtered_by_range_agent_and_group(scout, forecast):
     make_call(make_session(scout), forecast)
     make_call(make_session(make_agent("drifter")), ticket)
     make_call(make_session(scout), forecast, at=timezone.now() - timedelta(days=5))
+
+    rollups.count_ended_hours()
 
     def names(address):
         report = tool_usage.usage_report(filters(address))
@@ -135,7 +157,7 @@ def test_the_report_is_filtered_by_range_agent_and_group(scout, forecast):
     assert names("group=mcp:desk") == [("desk__open_ticket", 1)]
     assert names("group=nowhere") == names("agent=nobody") == []
     assert names("range=nonsense&sort=name") == both
-    assert len(tool_usage.usage_report(filters("range=24h")).buckets) == 24
+    assert len(tool_usage.calls_by_bucket(filters("range=24h"))) == 24
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.urls import resolve
 
-from catalog.models import Group
+from catalog.models import Group, Tool
 from tests.support.factories import make_agent, make_server, make_session, make_tool
 from toolcrib.lib.roles import Role
 from toolcrib.pages import command_palette
@@ -88,7 +88,7 @@ def test_an_operator_is_offered_only_pages_that_operators_can_open(objects, oper
             if choice.posts:  # the themes, which every reader may choose
                 assert choice.url.startswith("/theme?")
                 continue
-            assert resolve(choice.url.partition("#")[0]).func.required_role <= Role.OPERATOR
+            assert resolve(re.split(r"[?#]", choice.url)[0]).func.required_role <= Role.OPERATOR
             assert client.get(choice.url, follow=True).status_code == 200, choice.url
 
 
@@ -110,6 +110,58 @@ def test_sync_is_an_action_that_posts_and_excludes_disabled_servers(objects, adm
     assert client.get(sync.url).status_code == 405
     text = client.get("/palette?q=sync+weather").text
     assert f'<form method="post" action="{sync.url}">' in text
+
+
+@pytest.mark.parametrize(
+    ("query", "label"),
+    [
+        ("rotate", "Rotate or revoke a key"),
+        ("rotate weatherman", "Rotate a key of weatherman"),
+        ("revoke", "Revoke a key of weatherman"),
+        ("restart", "Reconnect Broken station"),
+        ("reconnect broken", "Reconnect Broken station"),
+        ("disable weather", "Disable Weather station"),
+        ("delete weather", "Delete Weather station"),
+        ("edit weatherman", "Edit weatherman"),
+        ("hide forecast", "Access of weather__get_forecast"),
+        ("try forecast", "Try weather__get_forecast"),
+        ("token weather", "Enter credentials of Weather station"),
+        ("sign out", "Sign out"),
+        ("deny", "Decide held calls"),
+        ("run", "Try a script"),
+    ],
+)
+def test_a_verb_finds_the_action(query, label, objects, client, admin):
+    make_server(slug="broken", name="Broken station", state="failing")
+    section = next(
+        part for part in command_palette.search(query, Role.ADMIN) if part.name == "Actions"
+    )
+    choice = next(choice for choice in section.choices if choice.label == label)
+    client.force_login(admin, backend="django.contrib.auth.backends.ModelBackend")
+    if not choice.posts:  # the place that it leads to exists
+        page = client.get(choice.url, follow=True).text
+        fragment = choice.url.partition("#")[2]
+        assert f'id="{fragment}"' in page or not fragment
+    viewer = [found for name, found in labels(query, Role.VIEWER).items() if name == "Actions"]
+    assert viewer == ([["Sign out"]] if label == "Sign out" else [])
+
+
+@pytest.mark.parametrize(
+    ("word", "label", "row"),
+    [
+        ("failing", "Failing servers", "Broken station"),
+        ("held", "Hidden tools", "weather__report_weather"),
+        ("open", "Open sessions", "weatherman"),
+        ("unused", "Unused tools", "weather__get_forecast"),
+    ],
+)
+def test_a_state_finds_the_list_of_it(word, label, row, objects, page_of, operator):
+    make_server(slug="broken", name="Broken station", state="failing")
+    Tool.objects.filter(name="report_weather").update(state="held")
+    section = command_palette.search(word, Role.VIEWER)[0]
+    choice = next(choice for choice in section.choices if choice.label == label)
+    assert row in page_of(operator, choice.url).text
+    assert "Held calls" in labels("held", Role.OPERATOR)["Pages"]
 
 
 def test_the_dialog_gets_only_the_list_and_the_page_works_without_it(objects, page_of, admin):
