@@ -41,7 +41,9 @@ KEEPS_WAITING = "The client drops a call that is cancelled without telling its s
 BLOCKS = "The client calls tools by functions that block, which cannot be cancelled."
 NO_CANCEL = "The client has no way to cancel a call."
 FORGETS = "The program ends on Ctrl+C without cancelling its call."
-REFUSES = "The program refuses the first calls after a restart, and stops connecting again after 5 s."
+REFUSES = (
+    "The program refuses the first calls after a restart, and stops connecting again after 5 s."
+)
 NO_IMAGES = "The program shows an image to its user, and gives none to a model of one's own."
 OWN_LOAD_TOOLS = "The client leaves out load_tools, since it has a method of that name."
 
