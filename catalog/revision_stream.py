@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from django.conf import settings
 
-from toolcrib.lib.redis_client import connect, redis_error
+from toolcrib.lib.protocols.redis_client import connect, redis_error
 
 if TYPE_CHECKING:
     from redis import Redis

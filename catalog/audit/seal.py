@@ -17,7 +17,7 @@ from django.conf import settings
 from catalog.audit.signing import audit_keys, is_mac, mac
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.json_codec import canonical
-from toolcrib.lib.redis_client import connect, redis_error
+from toolcrib.lib.protocols.redis_client import connect, redis_error
 
 if TYPE_CHECKING:
     from redis import Redis

@@ -27,7 +27,7 @@ from django.conf import settings
 from sessions_app.models import Agent
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.protocols.asgi import Send
-from toolcrib.lib.redis_client import connect, redis_error
+from toolcrib.lib.protocols.redis_client import connect, redis_error
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")

@@ -21,7 +21,7 @@ from servers.models import Server
 from sessions_app.models import Agent, AgentSession, Call
 from toolcrib.lib import token_counter
 from toolcrib.lib.display import group_digits
-from toolcrib.lib.redis_client import connect, redis_error
+from toolcrib.lib.protocols.redis_client import connect, redis_error
 from toolcrib.lib.text import plural
 from toolcrib.runtime.lifespan import runtime
 

@@ -18,7 +18,7 @@ from toolcrib.lib.errors import (
     NotFound,
     ToolcribError,
 )
-from toolcrib.lib.redis_client import redis_error
+from toolcrib.lib.protocols.redis_client import redis_error
 from toolcrib.lib.request import is_htmx_fragment
 from toolcrib.pages.about import redis_client
 from toolcrib.runtime.lifespan import runtime

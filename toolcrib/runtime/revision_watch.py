@@ -16,7 +16,7 @@ from django.db import DatabaseError
 from catalog.models import Revision
 from catalog.revision_stream import STREAM
 from toolcrib.lib.db_threads import run_in_db_thread
-from toolcrib.lib.redis_client import connect_async, redis_error
+from toolcrib.lib.protocols.redis_client import connect_async, redis_error
 from toolcrib.runtime.database_watch import DatabaseWatch
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from django.conf import settings
 
 from toolcrib.lib.process_identity import this_process
-from toolcrib.lib.redis_client import connect, redis_error
+from toolcrib.lib.protocols.redis_client import connect, redis_error
 from toolcrib.lib.telemetry import metrics
 from toolcrib.lib.telemetry.metrics import Series, Values
 
