@@ -1,1 +1,1 @@
-"""Messages of ASGI and JSON-RPC."""
+"""Messages of ASGI and JSON-RPC, and clients of Redis."""
