@@ -44,6 +44,7 @@ FORGETS = "The program ends on Ctrl+C without cancelling its call."
 REFUSES = (
     "The program refuses the first calls after a restart, and stops connecting again after 5 s."
 )
+STAYS_CLOSED = "The client does not connect again once a restart has cut its connection."
 NO_IMAGES = "The program shows an image to its user, and gives none to a model of one's own."
 OWN_LOAD_TOOLS = "The client leaves out load_tools, since it has a method of that name."
 
@@ -171,7 +172,7 @@ CLIENTS = (
         "agent_framework",
         "agent-framework-core",
         "agent_framework_client",
-        limits={"progress": NO_PROGRESS},
+        limits={"progress": NO_PROGRESS, "restart": STAYS_CLOSED},
     ),
     _python(
         "AutoGen",
