@@ -105,8 +105,8 @@ def translate(
     if not query.isascii() and (unspaced := _unspaced_language(query)):
         return _translate_unspaced(query, *unspaced, is_indexed)
     compounds = {word for word in map(str.casefold, unknown) if _split_compound(word)}
-    words = [spelling.casefold() for spelling in spellings]
-    if not compounds and all(each.distinctive.isdisjoint(words) for each in GLOSSARY.spaced):
+    folded = [spelling.casefold() for spelling in spellings]
+    if not compounds and all(each.distinctive.isdisjoint(folded) for each in GLOSSARY.spaced):
         return None  # fast path: nearly all queries
     text = fold(query)
     words = GLOSSARY.word.findall(text.casefold())

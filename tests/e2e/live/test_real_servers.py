@@ -88,11 +88,32 @@ async def accept(context, params):
     return types.ElicitResult(action="accept", content={})
 
 
-def test_server_everything_is_the_same_behind_toolcrib_and_direct(tmp_path):
-    """For the same client, which has elicitation and, as nothing of it is built, no sampling."""
+def use_directly_and_behind(tmp_path, use):
+    """Return what `use` returns for server-everything itself, and for it behind Toolcrib.
+
+    It gets what a client connects to, and what the names of tools begin with.
+    """
     command = real_servers(tmp_path)["everything"]
     file = tmp_path / "mcp.json"
     file.write_text(json.dumps({"mcpServers": {"everything": command}}))
+
+    async def behind(agent):
+        headers = {"Authorization": f"Bearer {agent.key}"}
+        async with httpx2.AsyncClient(headers=headers, timeout=60, trust_env=False) as http:
+            transport = streamable_http_client(f"{agent.url}/mcp", http_client=http)
+            return await use(transport, "everything__")
+
+    parameters = StdioServerParameters(command=command["command"], args=command["args"])
+    direct = asyncio.run(use(parameters, ""))
+    with Installation(tmp_path / "data") as toolcrib:
+        done = toolcrib.command("import_servers", str(file), "--allow-stdio", "--wait", "--json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        agent = make_agent(toolcrib, "everything", mode="full")
+        return direct, asyncio.run(behind(agent))
+
+
+def test_server_everything_is_the_same_behind_toolcrib_and_direct(tmp_path):
+    """For the same client, which has elicitation and, as nothing of it is built, no sampling."""
     long_call = {"duration": 1, "steps": 2}
 
     async def use(target, prefix):
@@ -109,23 +130,7 @@ def test_server_everything_is_the_same_behind_toolcrib_and_direct(tmp_path):
             called = await client.call_tool(name, long_call, progress_callback=on_progress)
             return seen, read.mime_type, called.content[0].text, progress
 
-    async def direct():
-        parameters = StdioServerParameters(command=command["command"], args=command["args"])
-        return await use(parameters, "")
-
-    async def behind(agent):
-        headers = {"Authorization": f"Bearer {agent.key}"}
-        async with httpx2.AsyncClient(headers=headers, timeout=60, trust_env=False) as http:
-            transport = streamable_http_client(f"{agent.url}/mcp", http_client=http)
-            return await use(transport, "everything__")
-
-    seen, *expected = asyncio.run(direct())
-    with Installation(tmp_path / "data") as toolcrib:
-        done = toolcrib.command("import_servers", str(file), "--allow-stdio", "--wait", "--json")
-        assert done.returncode == 0, done.stdout + done.stderr
-        agent = make_agent(toolcrib, "everything", mode="full")
-        through, *received = asyncio.run(behind(agent))
-
+    (seen, *expected), (through, *received) = use_directly_and_behind(tmp_path, use)
     assert received == expected
     for kind in ("tools", "prompts"):
         own = {f"everything__{name}": value for name, value in seen[kind].items()}
@@ -141,9 +146,6 @@ def test_server_everything_is_the_same_behind_toolcrib_and_direct(tmp_path):
 @pytest.mark.filterwarnings("ignore:resources/subscribe is removed")
 def test_server_everything_notifies_behind_toolcrib_as_directly(tmp_path):
     """Updates of a subscribed resource, and a list of resources that grew; logging is not built."""
-    command = real_servers(tmp_path)["everything"]
-    file = tmp_path / "mcp.json"
-    file.write_text(json.dumps({"mcpServers": {"everything": command}}))
     a_file = {"name": "note.gz", "data": "data:text/plain,hello", "outputType": "resourceLink"}
 
     async def use(target, prefix):
@@ -174,23 +176,9 @@ def test_server_everything_notifies_behind_toolcrib_as_directly(tmp_path):
             read = (await client.read_resource(link)).contents[0]
             return uri, str(updated.params.uri), after - before, link, read.mime_type
 
-    async def direct():
-        parameters = StdioServerParameters(command=command["command"], args=command["args"])
-        return await use(parameters, "")
-
-    async def behind(agent):
-        headers = {"Authorization": f"Bearer {agent.key}"}
-        async with httpx2.AsyncClient(headers=headers, timeout=60, trust_env=False) as http:
-            transport = streamable_http_client(f"{agent.url}/mcp", http_client=http)
-            return await use(transport, "everything__")
-
-    uri, updated, added, link, mime = asyncio.run(direct())
+    expected, through = use_directly_and_behind(tmp_path, use)
+    uri, updated, added, link, mime = expected
     assert (updated, added) == (uri, {link})
-    with Installation(tmp_path / "data") as toolcrib:
-        done = toolcrib.command("import_servers", str(file), "--allow-stdio", "--wait", "--json")
-        assert done.returncode == 0, done.stdout + done.stderr
-        agent = make_agent(toolcrib, "everything", mode="full")
-        through = asyncio.run(behind(agent))
 
     def public(uri):
         return resource_uris.public_uri("everything", uri)
